@@ -1,0 +1,1 @@
+"""The demo: plain replay against LPR on bundled data."""

@@ -1,0 +1,17 @@
+"""The few exceptions a user can meet; every message names the thing, the value and the way out."""
+
+
+class ProxreplayError(Exception):
+    """Base of all errors that proxreplay raises on purpose."""
+
+
+class InputError(ProxreplayError, ValueError):
+    """A value handed in cannot be used; nothing was changed."""
+
+
+class RefreshError(ProxreplayError, RuntimeError):
+    """A rule could not be refreshed; the previous preconditioner stays in force."""
+
+
+class DataError(ProxreplayError):
+    """A data set is missing, damaged or not what it should be."""
