@@ -61,7 +61,7 @@ def digits() -> Dataset:
 
     >>> data = digits()
     >>> len(data.train), len(data.validation), len(data.test)
-    (1073, 360, 364)
+    (1071, 362, 364)
     """
     from sklearn.datasets import load_digits
 

@@ -86,7 +86,7 @@ class Learner:
         for _ in range(self.steps_per_batch):
             loss = self.loss(self.model, self._view(incoming), self._replay())
             self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             if self.rule is not None:
                 self.rule.precondition_()
             self.optimizer.step()
