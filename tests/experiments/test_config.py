@@ -1,0 +1,52 @@
+import pytest
+
+from proxreplay.errors import InputError
+from proxreplay.experiments.config import RunConfig, keys
+
+BASE = RunConfig("split-digits", "lpr-er")
+
+
+def test_dotted_and_nested_values_are_the_same() -> None:
+    dotted = BASE.with_values({"lpr.omega_0": 4, "lr": 0.05})
+    nested = BASE.with_values({"lpr": {"omega_0": 4.0}, "lr": 0.05})
+    assert dotted == nested
+    assert dotted.lpr.omega_0 == 4.0
+    assert dotted.lpr.beta == BASE.lpr.beta
+
+
+def test_a_configuration_survives_the_round_trip_and_keeps_its_digest() -> None:
+    config = BASE.with_values({"refresh.samples": 200, "seed": 3})
+    again = RunConfig("x", "y").with_values(config.to_dict())
+    assert again == config
+    assert again.digest == config.digest != BASE.digest
+
+
+@pytest.mark.parametrize("key", keys())
+def test_every_key_can_be_set_to_what_it_is(key: str) -> None:
+    value = BASE
+    for part in key.split("."):
+        value = getattr(value, part)
+    assert BASE.with_values({key: value}) == BASE
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lpr.omega": 4.0}, "unknown key 'lpr.omega'; the nearest valid one is 'lpr.omega_0'"),
+        ({"lpr": 4.0}, "unknown key 'lpr'"),
+        ({"lr.x": 4.0}, "unknown key 'lr.x'"),
+        ({"lr": "fast"}, "lr='fast' is a str; give float"),
+        ({"memory": 2.5}, "memory=2.5 is a float; give int"),
+        ({"memory": 0}, "memory=0"),
+        ({"lpr.omega_0": -1.0}, "lpr.omega_0=-1.0"),
+        ({"lr": float("nan")}, "lr=nan"),
+    ],
+    ids=lambda v: str(v) if isinstance(v, dict) else "",
+)
+def test_bad_values_are_refused_by_name(values: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message.replace(".", r"\.")):
+        BASE.with_values(values)
+
+
+def test_yaml_reads_exponents_as_text_and_they_are_still_numbers() -> None:
+    assert BASE.with_values({"lr": "1e-3"}).lr == 0.001
