@@ -57,7 +57,9 @@ def run(
             records.append(_evaluation(learner, stream, batch))
         on_batch(batch, len(stream))
     test = evaluate(learner.logits, [task.test for task in stream.tasks])
-    records.append({"kind": "evaluation", "split": "test", "accuracy": test.accuracy})
+    records.append(
+        {"kind": "evaluation", "split": "test", "accuracy": test.accuracy, "loss": test.loss}
+    )
 
     result = summarise(records, config.eval_every)
     write_text(folder / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False))
