@@ -15,3 +15,11 @@ class RefreshError(ProxreplayError, RuntimeError):
 
 class DataError(ProxreplayError):
     """A data set is missing, damaged or not what it should be."""
+
+
+class CheckpointError(ProxreplayError):
+    """A saved state is missing, damaged or foreign, or could not be written."""
+
+
+class StorageError(ProxreplayError):
+    """Something could not be written; what was there before is intact."""
