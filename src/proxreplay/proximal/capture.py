@@ -1,52 +1,147 @@
-"""Layer inputs during a forward pass; hooks, modes, buffers and RNG are always put back."""
+"""Rows of every layer during a forward pass; hooks, modes, buffers and RNG are always put back."""
 
+import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from proxreplay.errors import InputError
+from proxreplay.errors import InputError, RefreshError
+from proxreplay.proximal.gram import Rows
+from proxreplay.proximal.registry import RowsFunction, find_layer, rows_by_map
+from proxreplay.proximal.sites import Member, Site
 
 OnCall = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 
+@dataclass(frozen=True)
+class Call:
+    """One call of one linear map during a forward pass.
+
+    Args:
+        site: whose statistic the rows belong to.
+        member: which of the site's maps was called.
+        rows: ``Z: [groups, rows, d]`` of this call, examples first, then positions.
+        batch: number of the batch, from 0.
+    """
+
+    site: Site
+    member: Member
+    rows: Rows
+    batch: int
+
+
+def visit(
+    model: nn.Module,
+    sites: Mapping[str, Site],
+    batches: Iterable[Any],
+    on_call: Callable[[Call], None],
+    *,
+    batch_dim: int = 0,
+    instead: Mapping[type[nn.Module], RowsFunction] | None = None,
+) -> int:
+    """Run the model over batches without a trace and hand on the rows of every site.
+
+    Args:
+        model: as `unwrap` gives it.
+        sites: what to watch, from `find_sites`.
+        batches: anything the model can be called with, see `call`.
+        on_call: receives every call of every site, in the order they happen.
+        batch_dim: the dimension of the examples in a batch.
+        instead: rows functions to use for these types, in place of the registered ones.
+
+    Returns:
+        ``n``, the number of examples.
+    """
+    at: defaultdict[str, list[tuple[Site, Member]]] = defaultdict(list)
+    for site in sites.values():
+        for member in site.members:
+            at[member.module].append((site, member))
+    number = 0
+
+    def hand_on(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        function = _rows_function(module, instead or {})
+        with _full_precision():
+            rows = rows_by_map(function(module, *args, **kwargs))
+            for site, member in at[name]:
+                if member.map not in rows:
+                    raise RefreshError(
+                        f"{site}: its rows function returned {sorted(rows)} without '{member.map}'."
+                    )
+                if rows[member.map].shape[1] > 0:  # an expert may be given nothing to do
+                    on_call(Call(site, member, rows[member.map], number))
+
+    samples = 0
+    modules = {name: model.get_submodule(name) for name in at}
+    with untouched(model), watching(modules, hand_on):
+        for batch in batches:
+            samples += count_samples(batch, batch_dim)
+            call(model, batch)
+            number += 1
+    if samples == 0:
+        raise InputError("refresh: no examples; give at least one batch with one example.")
+    return samples
+
+
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Evaluate the model inside; its modes, buffers and the RNG are as before on leaving."""
+    """Evaluate the model inside; its modes, buffers and the RNG are as before on leaving.
+
+    Compiled parts run as they were written and attention takes its plain path, so that every
+    submodule is really called.
+    """
     modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    devices = {p.device for p in model.parameters() if p.device.type != "cpu"}
-    try:
-        with torch.random.fork_rng(devices=[d for d in devices if d.type == "cuda"]):
-            model.eval()
-            with torch.no_grad():
-                yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+    buffers = [
+        (module, dict(module._buffers), {k: _copied(b) for k, b in module._buffers.items()})
+        for module in model.modules()
+    ]
+    renormed = [
+        (module.weight, _copied(module.weight))
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
+    ]  # looking up a token changes the weight of these, also in evaluation
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    with ExitStack() as stack:
+        stack.callback(_restore_, modes, buffers, renormed)
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(_plain_attention())
+        if "torch._dynamo" in sys.modules:  # else nothing can be compiled
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        model.eval()
+        yield
 
 
 @contextmanager
 def watching(modules: Mapping[str, nn.Module], on_call: OnCall) -> Iterator[None]:
-    """Call ``on_call(name, module, args, kwargs)`` before every forward of every module."""
-    handles: list[Any] = []
-    try:
+    """Call ``on_call(name, module, args, kwargs)`` before every forward of every module.
+
+    Calls that ``on_call`` itself makes are not watched.
+    """
+    busy = False
+
+    def watch(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal busy
+        if busy:
+            return
+        busy = True
+        try:
+            on_call(name, module, args, kwargs)
+        finally:
+            busy = False
+
+    with ExitStack() as stack:
         for name, module in modules.items():
-            handles.append(
-                module.register_forward_pre_hook(
-                    lambda module, args, kwargs, name=name: on_call(name, module, args, kwargs),
-                    with_kwargs=True,
-                )
+            handle = module.register_forward_pre_hook(
+                lambda module, args, kwargs, name=name: watch(name, module, args, kwargs),
+                with_kwargs=True,
             )
+            stack.callback(handle.remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def call(model: nn.Module, batch: Any) -> Any:
@@ -58,21 +153,84 @@ def call(model: nn.Module, batch: Any) -> Any:
     return model(batch)
 
 
-def count_samples(batch: Any) -> int:
-    """The leading size of the first tensor in a batch."""
-    values: Iterable[Any]
+def as_batches(inputs: Tensor | Mapping[str, Any] | Iterable[Any], size: int, dim: int) -> Any:
+    """An iterable of batches: a tensor is split, a dict is one batch, the rest is one already."""
+    if isinstance(inputs, Tensor):
+        return inputs.split(size, dim)
+    return [inputs] if isinstance(inputs, Mapping) else inputs
+
+
+def count_samples(batch: Any, batch_dim: int = 0) -> int:
+    """The size of the first tensor in a batch along the dimension of the examples."""
+    values: Iterable[Any] = ()
     if isinstance(batch, Tensor):
-        return len(batch)
-    if isinstance(batch, Mapping):
+        values = (batch,)
+    elif isinstance(batch, Mapping):
         values = batch.values()
     elif isinstance(batch, tuple | list):
         values = batch
-    else:
-        values = ()
     for value in values:
-        if isinstance(value, Tensor) and value.ndim > 0:
-            return len(value)
+        if isinstance(value, Tensor) and value.ndim > batch_dim:
+            return value.shape[batch_dim]
     raise InputError(
-        f"refresh: a batch of type {type(batch).__name__} holds no tensor; give a tensor, a tuple "
-        "of arguments or a dict of keyword arguments of the model."
+        f"refresh: a batch of type {type(batch).__name__} holds no tensor with a dimension "
+        f"{batch_dim} of examples; give a tensor, a tuple of arguments or a dict of keyword "
+        "arguments of the model."
     )
+
+
+def _rows_function(
+    module: nn.Module, instead: Mapping[type[nn.Module], RowsFunction]
+) -> RowsFunction:
+    for ancestor in type(module).__mro__:
+        if ancestor in instead:
+            return instead[ancestor]
+    layer = find_layer(module)
+    if layer is None:
+        raise RefreshError(f"{type(module).__name__} is not known; teach it with register_layer().")
+    return layer.rows
+
+
+def _copied(tensor: Tensor | None) -> tuple[int, Tensor] | None:
+    """A tensor's version and a copy of its values."""
+    return None if tensor is None else (tensor._version, tensor.detach().clone())
+
+
+def _restore_(
+    modes: list[tuple[nn.Module, bool]],
+    buffers: list[tuple[nn.Module, dict[str, Tensor | None], dict[str, Any]]],
+    renormed: list[tuple[Tensor, Any]],
+) -> None:
+    """Put modes and values back; what was not written to is not, as a backward may wait for it."""
+    for module, training in modes:
+        module.training = training
+    changed: list[tuple[Tensor | None, Any]] = [*renormed]
+    for module, tensors, copies in buffers:
+        module._buffers.clear()
+        module._buffers.update(tensors)
+        changed += [(tensor, copies[name]) for name, tensor in tensors.items()]
+    with torch.no_grad():
+        for tensor, copy in changed:
+            if tensor is not None and copy is not None and tensor._version != copy[0]:
+                tensor.copy_(copy[1])
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Without the fused evaluation path of transformers, which calls no submodule."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Without autocast on any device, so that statistics are not rounded to half precision."""
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda", "mps", "xpu"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield

@@ -1,81 +1,221 @@
-"""How each layer type turns its input into rows ``Z``, and where its parameters live.
+"""How each layer type of torch turns its input into rows ``Z``: one small function a layer.
 
-One canonical shape serves every layer that is linear in its parameters. With rows
-``Z: [groups, rows, d]`` and parameters ``W: [groups, out, d]`` (columns ``[weight | bias]``) it is
-
-    output[g, r] = W[g] z[g, r].
-
-A Linear has one group, a grouped convolution one a group, a BatchNorm one a channel with
-``z = (x_hat, 1)``. A layer type contributes one function from its input to ``Z`` (without the bias
-column); Gram, shrinkage and preconditioning are shared.
+The shape they share is described in `registry`. Arguments are named as in the layer's ``forward``.
 """
 
-from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from proxreplay.proximal.gram import DenseRows, PatchRows, Rows
-
-RowsFunction = Callable[..., Tensor | Rows]
-_Function = TypeVar("_Function", bound=Callable[..., Tensor | Rows])
-
-_LAYERS: dict[type[nn.Module], RowsFunction] = {}
-
-
-def register_layer(*types: type[nn.Module]) -> Callable[[_Function], _Function]:
-    """Teach the gradient rules a layer type.
-
-    The decorated function takes the module and the arguments of its call and returns ``Z`` as
-    ``[groups, rows, d]``, so that ``output[g, r] = W[g] z[g, r]`` with ``W`` the module's
-    ``weight`` read as ``[groups, out, d]``. A ``bias`` becomes the last column by itself.
-    """
-
-    def register(function: _Function) -> _Function:
-        for layer_type in types:
-            _LAYERS[layer_type] = function
-        return function
-
-    return register
-
-
-def find_layer(module: nn.Module) -> RowsFunction | None:
-    """The function registered for the module's type or its nearest ancestor."""
-    for ancestor in type(module).__mro__:
-        if ancestor in _LAYERS:
-            return _LAYERS[ancestor]
-    return None
-
-
-def as_rows(value: Tensor | Rows) -> Rows:
-    """A tensor is taken as dense rows."""
-    return DenseRows(value) if isinstance(value, Tensor) else value
+from proxreplay.proximal.registry import LinearMap, Part, register_layer
 
 
 @register_layer(nn.Linear)
-def linear_rows(layer: nn.Linear, x: Tensor) -> Tensor:
+def linear_rows(layer: nn.Linear, input: Tensor) -> Tensor:
     """``z = x``, one row for every leading position."""
-    return x.reshape(1, -1, layer.in_features)
+    return input.reshape(1, -1, layer.in_features)
 
 
-@register_layer(nn.Conv2d)
-def conv2d_rows(layer: nn.Conv2d, x: Tensor) -> Rows:
+@register_layer(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+def convolution_rows(layer: _ConvNd, input: Tensor) -> Rows:
     """``z`` = the patch under the kernel, one row for every output position."""
-    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    padded = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
-    kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
-    return PatchRows(
-        padded,
-        (kernel[0], kernel[1]),
-        (stride[0], stride[1]),
-        (dilation[0], dilation[1]),
-        layer.groups,
+    x = _batched(input, len(layer.kernel_size))
+    around = layer._reversed_padding_repeated_twice  # last dimension first, as F.pad wants it
+    zeros: tuple[tuple[int, int], ...] = ()
+    if layer.padding_mode == "zeros":  # left to PatchRows, which need not copy x
+        zeros = tuple(zip(around[-2::-2], around[::-2], strict=True))
+    else:
+        x = F.pad(x, around, mode=layer.padding_mode)
+    return PatchRows(x, layer.kernel_size, layer.stride, layer.dilation, layer.groups, zeros)
+
+
+@register_layer(
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    maps=LinearMap(weight=Part("weight", swap=True)),
+)
+def transposed_convolution_rows(
+    layer: _ConvTransposeNd, input: Tensor, output_size: list[int] | None = None
+) -> Rows:
+    """Patches of the input with ``stride - 1`` zeros put between its elements.
+
+    A transposed convolution is a convolution of stride 1 over that, with the kernel reversed and
+    padded by ``dilation (k - 1) - padding``, plus the output padding at the far end.
+    """
+    dims = len(layer.kernel_size)
+    x = _batched(input, dims)
+    stride, dilation, kernel = (list(v) for v in (layer.stride, layer.dilation, layer.kernel_size))
+    padding = [int(p) for p in layer.padding]  # never a word for this type
+    extra = layer._output_padding(input, output_size, stride, padding, kernel, dims, dilation)
+    size = [(length - 1) * s + 1 for length, s in zip(x.shape[2:], stride, strict=True)]
+    spread = x.new_zeros(*x.shape[:2], *size)
+    between = tuple(slice(None, None, s) for s in stride)
+    spread[(slice(None), slice(None), *between)] = x
+    margin = [
+        (dil * (k - 1) - pad, dil * (k - 1) - pad + more)
+        for k, dil, pad, more in zip(kernel, dilation, padding, extra, strict=True)
+    ]
+    # Margins may be negative, which F.pad reads as cropping.
+    padded = F.pad(spread, [zeros for pair in reversed(margin) for zeros in pair])
+    return PatchRows(padded, layer.kernel_size, (1,) * dims, layer.dilation, layer.groups)
+
+
+@register_layer(_BatchNorm)
+def batchnorm_rows(layer: _BatchNorm, input: Tensor) -> Tensor:
+    """``z = (x - mean) / sqrt(var + eps)``, one group for every channel.
+
+    Running statistics are used where the layer keeps them, those of the batch where not, as the
+    layer itself does in evaluation mode.
+    """
+    keeps = layer.running_mean is not None and layer.running_var is not None
+    normalised = F.batch_norm(
+        input, layer.running_mean, layer.running_var, training=not keeps, momentum=0, eps=layer.eps
     )
+    return _rows_by_channel(normalised)
 
 
-@register_layer(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-def batchnorm_rows(layer: nn.BatchNorm2d, x: Tensor) -> Tensor:
-    """``z = (x - mean) / sqrt(var + eps)`` with running statistics, one group for every channel."""
-    normalised = F.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps)
-    return normalised.transpose(0, 1).reshape(layer.num_features, -1, 1)
+@register_layer(_InstanceNorm)
+def instancenorm_rows(layer: _InstanceNorm, input: Tensor) -> Tensor:
+    """``z`` = the input normalised over its positions, one group for every channel."""
+    x = _batched(input, layer._get_no_batch_dim() - 1)
+    keeps = layer.track_running_stats
+    normalised = F.instance_norm(
+        x, layer.running_mean, layer.running_var, use_input_stats=not keeps, eps=layer.eps
+    )
+    return _rows_by_channel(normalised)
+
+
+@register_layer(nn.GroupNorm)
+def groupnorm_rows(layer: nn.GroupNorm, input: Tensor) -> Tensor:
+    """``z`` = the input normalised over its group of channels, one group for every channel."""
+    return _rows_by_channel(F.group_norm(input, layer.num_groups, eps=layer.eps))
+
+
+@register_layer(nn.LayerNorm)
+def layernorm_rows(layer: nn.LayerNorm, input: Tensor) -> Tensor:
+    """``z`` = the input normalised over ``normalized_shape``, one group for every element of it."""
+    normalised = F.layer_norm(input, layer.normalized_shape, eps=layer.eps)
+    return _rows_by_element(normalised, len(layer.normalized_shape))
+
+
+@register_layer(nn.RMSNorm)
+def rmsnorm_rows(layer: nn.RMSNorm, x: Tensor) -> Tensor:
+    """``z = x / rms(x)`` over ``normalized_shape``, one group for every element of it."""
+    normalised = F.rms_norm(x, layer.normalized_shape, eps=layer.eps)
+    return _rows_by_element(normalised, len(layer.normalized_shape))
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """The rows of an embedding: one group a token of the vocabulary, ``z = 1`` where it occurs.
+
+    The Gram matrix of an embedding is diagonal; in this form it is the vector of the counts.
+
+    Args:
+        tokens: every position of the input, ``[rows]``.
+        counted: which positions pass a gradient to the weight, ``[rows]``.
+        vocabulary: number of tokens there are.
+        dtype: of the statistic.
+    """
+
+    tokens: Tensor
+    counted: Tensor
+    vocabulary: int
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """``(groups, rows, d)``."""
+        return self.vocabulary, len(self.tokens), 1
+
+    def dense(self) -> Tensor:
+        """``Z`` itself, ``[vocabulary, rows, 1]``."""
+        one_hot = F.one_hot(self.tokens, self.vocabulary) * self.counted[:, None]
+        return one_hot.T[:, :, None].to(self.dtype)
+
+    def gram(self) -> Tensor:
+        """How often every token occurs, ``[vocabulary, 1, 1]``."""
+        counts = torch.bincount(self.tokens[self.counted], minlength=self.vocabulary)
+        return counts.to(self.dtype)[:, None, None]
+
+    def total(self) -> Tensor:
+        """``Z'1``, which is the counts once more."""
+        return self.gram()[:, 0]
+
+
+@register_layer(nn.Embedding, maps=LinearMap(bias=None, lookup=True))
+def embedding_rows(layer: nn.Embedding, input: Tensor) -> Rows:
+    """``z = 1`` in the group of the token, one row for every token."""
+    tokens = input.reshape(-1)
+    counted = torch.ones_like(tokens, dtype=torch.bool)
+    if layer.padding_idx is not None:
+        counted = tokens != layer.padding_idx
+    dtype = torch.promote_types(layer.weight.dtype, torch.float32)
+    return TokenRows(tokens, counted, layer.num_embeddings, dtype)
+
+
+def attention_maps(layer: nn.MultiheadAttention) -> dict[str, LinearMap]:
+    """Three input projections, the output projection, and the learned extra key and value."""
+    maps = {"out_proj": LinearMap(Part("out_proj.weight"), Part("out_proj.bias"))}
+    E = layer.embed_dim
+    for i, name in enumerate(("q_proj", "k_proj", "v_proj")):
+        packed = Part("in_proj_weight", i * E, (i + 1) * E)
+        weight = packed if layer._qkv_same_embed_dim else Part(f"{name}_weight")
+        maps[name] = LinearMap(weight, Part("in_proj_bias", i * E, (i + 1) * E))
+    for name in ("bias_k", "bias_v"):
+        maps[name] = LinearMap(None, Part(name))
+    return maps
+
+
+@register_layer(nn.MultiheadAttention, maps=attention_maps)
+def attention_rows(
+    layer: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> dict[str, Rows]:
+    """``z`` = query, key and value for the input projections; the heads' output for the last one.
+
+    The heads' output is had exactly by calling the layer with the identity as output projection.
+    """
+    identity = {"out_proj.weight": torch.eye(layer.embed_dim).to(layer.out_proj.weight)}
+    if layer.out_proj.bias is not None:
+        identity["out_proj.bias"] = torch.zeros_like(layer.out_proj.bias)
+    heads, _ = functional_call(layer, identity, (query, key, value, *args), kwargs)
+    same = {id(x): DenseRows(x.reshape(1, -1, x.shape[-1])) for x in (query, key, value)}
+    examples = 1 if query.ndim == 2 else query.shape[0 if layer.batch_first else 1]
+    once = DenseRows(query.new_ones(1, examples, 1))
+    return {
+        "q_proj": same[id(query)],
+        "k_proj": same[id(key)],
+        "v_proj": same[id(value)],
+        "out_proj": DenseRows(heads.reshape(1, -1, layer.embed_dim)),
+        "bias_k": once,
+        "bias_v": once,
+    }
+
+
+def _batched(x: Tensor, spatial: int) -> Tensor:
+    """The input with a leading dimension for the examples, which torch lets one leave out."""
+    return x if x.ndim == spatial + 2 else x[None]
+
+
+def _rows_by_channel(x: Tensor) -> Tensor:
+    """``[n, channels, *size]`` as ``[channels, rows, 1]``."""
+    return x.transpose(0, 1).reshape(x.shape[1], -1, 1)
+
+
+def _rows_by_element(x: Tensor, dims: int) -> Tensor:
+    """``[*positions, *shape]`` as ``[elements, rows, 1]`` with ``shape`` the last ``dims``."""
+    return x.flatten(-dims).reshape(-1, x.shape[-dims:].numel()).T[:, :, None]

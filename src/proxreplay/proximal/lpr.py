@@ -8,58 +8,67 @@ which is one gradient step of size eta in the metric P, or the minimiser of
 ``<G, W> + ||W - W_j||^2 / (2 eta) + omega ||(W - W_j) Z'||^2 / (2 eta)`` (the paper's Appendix A).
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Collection, Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from proxreplay.errors import InputError, RefreshError
-from proxreplay.proximal.capture import call, count_samples, untouched, watching
-from proxreplay.proximal.gram import gram_with_bias
-from proxreplay.proximal.layers import as_rows, find_layer
-from proxreplay.proximal.linalg import shrinkage
+from proxreplay.errors import InputError
+from proxreplay.proximal.layers import batchnorm_rows
+from proxreplay.proximal.linalg import (
+    DenseShrinkage,
+    Shrinkage,
+    rowwise_shrinkage,
+    shrinkage,
+    spectral_shrinkage,
+)
+from proxreplay.proximal.registry import RowsFunction
+from proxreplay.proximal.rule import GramRule, Treatment
+from proxreplay.proximal.selection import Selector, check_selectors, override_of
+from proxreplay.proximal.sites import Site, Survey, unwrap
+from proxreplay.proximal.sketch import Sketch
+from proxreplay.proximal.statistics import Statistic
+from proxreplay.proximal.strength import Overrides, Strength
 
+TOLERANCE = 0.01  # of Lambda in the spectral norm, where d > max_dim
 
-@dataclass
-class LayerStatistic:
-    """The Gram matrix of one layer, kept apart from the strength.
-
-    Args:
-        G: ``Z'Z`` over all examples seen, ``[groups, d, d]``, bias column included.
-        rows: number of rows of ``Z`` a group.
-        samples: ``n``, the number of examples.
-    """
-
-    G: Tensor
-    rows: int
-    samples: int = 0
-
-    @property
-    def positions(self) -> float:
-        """``n_eff``: rows an example."""
-        return self.rows / self.samples
+Reference = Literal["paper", "authors"]
 
 
-class LPR:
+class LPR(GramRule):
     """Preconditions the gradients of every layer that is linear in its parameters.
 
     Args:
-        model: any module; its Linear, Conv2d and BatchNorm layers are treated.
+        model: any module, also compiled or wrapped for data parallelism.
         omega_0: strength; 0 leaves every gradient as it is.
         beta: how much layers with many positions are spared: their strength is divided by
             ``positions ** beta``.
         batch_size: examples a forward pass when `refresh` is given one tensor.
+        include: names (a module and everything in it) or types to treat; None for all.
+        exclude: names or types to leave alone.
+        overrides: another `Strength` for some layers, by name or type; the longest name that fits
+            goes before a type, a derived type before its base.
+        max_dim: layers with more columns keep only the directions that are shrunk, to 0.01 in the
+            spectral norm; where that takes too many, they are left alone and named in `untreated`.
+        reference: "authors" repeats two habits of the released code, for comparison: BatchNorm rows
+            are divided by ``var + eps`` without the root, and Linear layers on sequences are not
+            spared (``n_eff = 1``).
 
+    >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     >>> lpr = LPR(model, omega_0=4.0).attach(optimizer)
     >>> lpr.refresh(torch.randn(50, 4))
     >>> model(torch.randn(10, 4)).sum().backward()
     >>> optimizer.step()
+    >>> [(layer.name, layer.d) for layer in lpr.layers.values()]
+    [('0', 5), ('2', 9)]
     """
+
+    _sketches = True
+    _tied = True
 
     def __init__(
         self,
@@ -68,105 +77,88 @@ class LPR:
         beta: float = 1.0,
         *,
         batch_size: int = 100,
+        include: Collection[Selector] | None = None,
+        exclude: Collection[Selector] = (),
+        overrides: Overrides | None = None,
+        max_dim: int = 8192,
+        reference: Reference = "paper",
     ) -> None:
-        for name, value in {"omega_0": omega_0, "beta": beta}.items():
-            if not 0 <= value < float("inf"):
-                raise InputError(f"LPR: {name}={value}; give a finite number of at least 0.")
-        self.model = model
-        self.omega_0 = omega_0
-        self.beta = beta
-        self.batch_size = batch_size
-        self._shrinkages: dict[str, Tensor] = {}
+        if reference not in ("paper", "authors"):
+            raise InputError(f"LPR: reference={reference!r}; give 'paper' or 'authors'.")
+        self.strength = Strength(omega_0, beta)
+        self.overrides = dict(overrides or {})
+        self.reference = reference
+        check_selectors(unwrap(model), self.overrides, "LPR(overrides=...)")
+        super().__init__(
+            model, batch_size=batch_size, include=include, exclude=exclude, max_dim=max_dim
+        )
 
-    def refresh(self, inputs: Tensor | Iterable[Any]) -> None:
-        """Rebuild every preconditioner from the examples that must not be forgotten.
+    def _survey(self) -> Survey:
+        survey = super()._survey()
+        off = {name for name, site in survey.sites.items() if self._strength(site).omega_0 == 0}
+        return Survey(
+            {name: site for name, site in survey.sites.items() if name not in off},
+            survey.untreated | dict.fromkeys(sorted(off), "its omega_0 is 0."),
+        )
 
-        Args:
-            inputs: a tensor ``[n, ...]``, or an iterable of batches the model can be called with.
-        """
-        statistics = self._collect(inputs)
-        self._shrinkages = {
-            name: shrinkage(statistic.G, self._omega(statistic))
-            for name, statistic in statistics.items()
-        }
+    def _treat(self, site: Site, statistic: Statistic) -> Treatment:
+        positions = statistic.positions
+        omega = self._strength(site).omega(statistic.samples, self._spared(site, positions))
+        G = statistic.G.to(statistic.dtype)
+        if statistic.picked is not None:
+            factor = tied_shrinkage(G, statistic.picked.to(G), statistic.d, omega)
+            return Treatment(site, factor, positions, omega)
+        return Treatment(site, DenseShrinkage(shrinkage(G, omega)), positions, omega)
 
-    def precondition_(self) -> None:
-        """``G <- G Lambda`` for every layer that has a gradient and a preconditioner."""
-        if self.omega_0 == 0:
-            return
-        for name, Lambda in self._shrinkages.items():
-            module = self.model.get_submodule(name)
-            _multiply_gradient_(module, Lambda)
+    def _treat_sketch(self, site: Site, sketch: Sketch) -> Treatment | str:
+        positions = sketch.positions
+        omega = self._strength(site).omega(sketch.samples, self._spared(site, positions))
+        factor, error = spectral_shrinkage(*sketch.spectrum(), omega, sketch.dropped, TOLERANCE)
+        if error > TOLERANCE:
+            return (
+                f"d = {factor.width} is more than max_dim = {self.max_dim}, and {sketch.rank} "
+                f"directions describe it to {error:.2g} only (tolerance {TOLERANCE})."
+            )
+        return Treatment(site, factor, positions, omega)
 
-    def attach(self, optimizer: Optimizer) -> Self:
-        """Precondition inside every ``optimizer.step()`` from now on."""
-        self._handle = optimizer.register_step_pre_hook(lambda *_: self.precondition_())
-        return self
+    def _strength(self, site: Site) -> Strength:
+        module = unwrap(self.model).get_submodule(site.members[0].module)
+        return override_of(self.overrides, site.name, module, self.strength)
 
-    def _omega(self, statistic: LayerStatistic) -> float:
-        return float(self.omega_0 / (statistic.samples * statistic.positions**self.beta))
+    def _spared(self, site: Site, positions: float) -> float:
+        """``n_eff`` as it enters the strength."""
+        module = unwrap(self.model).get_submodule(site.members[0].module)
+        return 1.0 if self.reference == "authors" and isinstance(module, nn.Linear) else positions
 
-    def _collect(self, inputs: Tensor | Iterable[Any]) -> dict[str, LayerStatistic]:
-        modules = {
-            name: module
-            for name, module in self.model.named_modules()
-            if find_layer(module) is not None and _trained(module) != (False, False)
-        }
-        statistics: dict[str, LayerStatistic] = {}
-
-        def add(
-            name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> None:
-            function = find_layer(module)
-            assert function is not None
-            rows = as_rows(function(module, *args, **kwargs))
-            weight, bias = _trained(module)
-            G = gram_with_bias(rows, weight=weight, bias=bias)
-            if not torch.isfinite(G).all():
-                raise RefreshError(
-                    f"LPR.refresh: the inputs of {type(module).__name__} '{name}' are not finite; "
-                    "the previous preconditioner stays in force. Look for NaN or infinity in the "
-                    "batch, or lower the learning rate."
-                )
-            if name in statistics:
-                statistics[name].G += G
-                statistics[name].rows += rows.shape[1]
-            else:
-                statistics[name] = LayerStatistic(G, rows.shape[1])
-
-        samples = 0
-        batches = inputs.split(self.batch_size) if isinstance(inputs, Tensor) else inputs
-        with untouched(self.model), watching(modules, add):
-            for batch in batches:
-                call(self.model, batch)
-                samples += count_samples(batch)
-        if samples == 0:
-            raise InputError("LPR.refresh: no examples; give at least one batch.")
-        for statistic in statistics.values():
-            statistic.samples = samples
-        return statistics
+    def _rows_instead(self) -> Mapping[type[nn.Module], RowsFunction]:
+        return {} if self.reference == "paper" else {_BatchNorm: authors_batchnorm_rows}
 
 
-def _trained(module: nn.Module) -> tuple[bool, bool]:
-    """Whether the weight and the bias of a layer exist and are trained."""
-    weight, bias = (getattr(module, name, None) for name in ("weight", "bias"))
-    return (
-        isinstance(weight, nn.Parameter) and weight.requires_grad,
-        isinstance(bias, nn.Parameter) and bias.requires_grad,
-    )
+def tied_shrinkage(G: Tensor, picked: Tensor, d: int, omega: float) -> Shrinkage:
+    """The inverse of ``I + omega (G + picked[v] E)`` for every row ``v`` of a weight.
+
+    A Linear brings ``G``, the same for all rows; an Embedding that shares its weight brings the
+    number of times that a row is picked, on the ``d`` columns of the weight (``E``) alone.
+
+    Args:
+        G: ``[1, D, D]``.
+        picked: ``[out]``.
+        d: columns of the weight; those of biases come after.
+        omega: the strength.
+    """
+    one = torch.eye(G.shape[1], dtype=G.dtype, device=G.device)[None]
+    E = one.clone()
+    E[:, d:] = 0
+    return rowwise_shrinkage(one + omega * G, E, omega * picked)
 
 
-def _multiply_gradient_(module: nn.Module, Lambda: Tensor) -> None:
-    """``[G_weight | G_bias] <- [G_weight | G_bias] Lambda`` with ``Lambda: [groups, d, d]``."""
-    groups = len(Lambda)
-    weight, bias = _trained(module)
-    names = ["weight"] * weight + ["bias"] * bias
-    gradients = [module.get_parameter(name).grad for name in names]
-    if any(gradient is None for gradient in gradients):
-        return
-    present = [gradient for gradient in gradients if gradient is not None]
-    widths = [Lambda.shape[-1] - bias] * weight + [1] * bias
-    matrices = [g.reshape(groups, -1, width) for g, width in zip(present, widths, strict=True)]
-    product = torch.cat(matrices, dim=2) @ Lambda
-    for gradient, matrix in zip(present, product.split(widths, dim=2), strict=True):
-        gradient.copy_(matrix.reshape(gradient.shape))
+def authors_batchnorm_rows(layer: _BatchNorm, input: Tensor) -> Tensor:
+    """BatchNorm rows as the released code has them: ``z = (x - mean) / (var + eps)``.
+
+    That code takes one mean over all channels where there are no running statistics, which no
+    published result uses; here such layers keep the paper's rows.
+    """
+    rows = batchnorm_rows(layer, input)
+    if layer.running_var is None:
+        return rows
+    return rows / (layer.running_var + layer.eps).sqrt()[:, None, None]

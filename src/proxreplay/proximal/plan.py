@@ -1,0 +1,170 @@
+"""What a rule will cost, layer by layer, before any of it is done."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from proxreplay.proximal.capture import Call, visit
+from proxreplay.proximal.layers import TokenRows
+from proxreplay.proximal.sites import Column, Site, Survey
+from proxreplay.proximal.sketch import Sketch
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """The cost of one linear map.
+
+    Args:
+        name: of the module, with the map's name where it holds several.
+        kind: the module's type.
+        d: columns, those of trained biases included.
+        groups: independent maps of that size.
+        positions: rows an example.
+        bytes: memory that stays taken, by the factor.
+        refresh_bytes: memory taken on top while a refresh runs, by the sum of Grams.
+        refresh_flops: of the Gram (as a plain product of rows) and its inverse; the forward pass
+            comes on top.
+        step_flops: of the product of gradient and factor.
+    """
+
+    name: str
+    kind: str
+    d: int
+    groups: int
+    positions: float
+    bytes: int
+    refresh_bytes: int
+    refresh_flops: int
+    step_flops: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cost of a rule.
+
+    Args:
+        layers: by name.
+        samples: the number of examples of a refresh that the cost is for.
+        untreated: what will be left alone, with the reason.
+    """
+
+    layers: dict[str, LayerCost]
+    samples: int
+    untreated: dict[str, str]
+
+    @property
+    def bytes(self) -> int:
+        """Memory that stays taken."""
+        return sum(layer.bytes for layer in self.layers.values())
+
+    @property
+    def refresh_bytes(self) -> int:
+        """Memory taken on top while a refresh runs."""
+        return sum(layer.refresh_bytes for layer in self.layers.values())
+
+    @property
+    def refresh_flops(self) -> int:
+        """Of one refresh, besides the forward passes."""
+        return sum(layer.refresh_flops for layer in self.layers.values())
+
+    @property
+    def step_flops(self) -> int:
+        """Of one `precondition_`."""
+        return sum(layer.step_flops for layer in self.layers.values())
+
+    def __str__(self) -> str:
+        """A table with a line a layer."""
+        lines = [
+            f"{'layer':30} {'d':>6} {'groups':>6} {'positions':>9} {'MB':>9} {'refresh':>9} step"
+        ]
+        for one in self.layers.values():
+            lines.append(
+                f"{one.name:30} {one.d:6d} {one.groups:6d} {one.positions:9.1f} "
+                f"{one.bytes / 1e6:9.3f} {one.refresh_flops:9.2e} {one.step_flops:.2e}"
+            )
+        lines.append(
+            f"in all: {self.bytes / 1e6:.3f} MB kept, {self.refresh_bytes / 1e6:.3f} MB more "
+            f"during a refresh, {self.refresh_flops:.2e} FLOP for {self.samples} examples, "
+            f"{self.step_flops:.2e} FLOP a step"
+        )
+        lines += [f"left alone: {name}: {reason}" for name, reason in self.untreated.items()]
+        return "\n".join(lines)
+
+
+def make_plan(
+    model: nn.Module,
+    survey: Survey,
+    batches: Iterable[Any],
+    *,
+    max_dim: int,
+    sketch: bool,
+    samples: int | None,
+    batch_dim: int,
+) -> Plan:
+    """The cost of every site, from the shapes that one pass over example batches shows.
+
+    Args:
+        model: as `unwrap` gives it; left without a trace.
+        survey: from `find_sites`.
+        batches: anything the model can be called with.
+        max_dim: columns beyond which no dense factor is made.
+        sketch: whether the rule keeps leading directions beyond ``max_dim``.
+        samples: the number of examples of the refresh to plan for; None for those given.
+        batch_dim: the dimension of the examples in a batch.
+    """
+    calls: defaultdict[str, list[tuple[tuple[int, int, int], bool]]] = defaultdict(list)
+
+    def note(call: Call) -> None:
+        counted = isinstance(call.rows, TokenRows)
+        at = len(calls[call.site.name]) if counted else 0  # the shape is that of the first
+        calls[call.site.name].insert(at, (call.rows.shape, counted))
+
+    seen = visit(model, survey.sites, batches, note, batch_dim=batch_dim)
+    planned = seen if samples is None else samples
+    layers, untreated = {}, dict(survey.untreated)
+    for name, site in survey.sites.items():
+        if name not in calls:
+            untreated[name] = "not called in the forward pass of the plan."
+        elif site.width(calls[name][0][0][2]) > max_dim and not sketch:
+            untreated[name] = f"more than max_dim = {max_dim} columns."
+        else:
+            layers[name] = _cost(model, site, calls[name], seen, planned, max_dim)
+    return Plan(layers, planned, untreated)
+
+
+def _cost(
+    model: nn.Module,
+    site: Site,
+    calls: list[tuple[tuple[int, int, int], bool]],
+    seen: int,
+    planned: int,
+    max_dim: int,
+) -> LayerCost:
+    (groups, _, d), counted = calls[0]
+    D = site.width(d)
+    positions = sum(rows for (_, rows, _), _ in calls) / seen
+    rows = positions * planned
+    size = torch.promote_types(site.columns[0].parameter(model).dtype, torch.float32).itemsize
+    out = max(c.part.read(c.parameter(model), groups, w).shape[1] for c, w in _widths(site, D))
+    if max_dim >= D:
+        kept, working = groups * D * D * size, groups * D * D * 8
+        refresh = (rows if counted else 2 * groups * rows * D * D) + groups * D**3
+        step = 2 * groups * out * D * D
+        if site.mixed:  # a number a row and a column on top, and a product back
+            kept, step = kept + (out + D) * size, 2 * step
+    else:  # a sketch of m rows: products with and eigenvectors of B B' for every m new rows
+        m = Sketch.rank_for(groups, D, max_dim)
+        kept, working = groups * m * D * size, 2 * groups * m * D * size
+        refresh = groups * (rows / m + 1) * (4 * m * m * D * 2 + 10 * (2 * m) ** 3)
+        step = 4 * groups * out * m * D
+    return LayerCost(
+        site.name, site.kind, D, groups, positions, kept, working, int(refresh), int(step)
+    )
+
+
+def _widths(site: Site, D: int) -> Iterable[tuple[Column, int]]:
+    return zip(site.columns, site.widths(D), strict=True)

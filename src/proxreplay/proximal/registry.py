@@ -1,0 +1,150 @@
+"""The canonical shape of a layer, and which function brings each layer type into it.
+
+Every layer that is linear in its parameters is written once, with rows ``Z: [groups, rows, d]``
+and parameters ``W: [groups, out, d]`` (columns ``[weight | bias]``), as
+
+    output[g, r] = W[g] z[g, r] (+ whatever does not depend on W).
+
+A Linear has one group, a grouped convolution one a group, a BatchNorm one a channel with
+``z = (x_hat, 1)``. A layer type contributes one function from its input to ``Z`` (without the bias
+column) and, where its parameters are not simply ``weight`` and ``bias``, a `LinearMap` that says
+where they live. Gram, shrinkage and preconditioning are shared.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from proxreplay.errors import InputError
+from proxreplay.proximal.gram import DenseRows, Rows
+
+RowsResult = Tensor | Rows | Mapping[str, Tensor | Rows]
+RowsFunction = Callable[..., RowsResult]
+_Function = TypeVar("_Function", bound=RowsFunction)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A parameter, or some of its leading rows, read as a matrix ``[groups, out, width]``.
+
+    Args:
+        parameter: name inside the module, with dots for one that sits in a submodule.
+        start: first leading index that belongs to the map.
+        stop: leading index after the last one; None for all.
+        swap: the parameter is stored as ``[in, out, *kernel]`` with the kernel reversed, as
+            transposed convolutions do, instead of ``[out, in, *kernel]``.
+    """
+
+    parameter: str
+    start: int = 0
+    stop: int | None = None
+    swap: bool = False
+
+    def read(self, tensor: Tensor, groups: int, width: int) -> Tensor:
+        """The tensor (a parameter or its gradient) as ``[groups, out, width]``."""
+        part = tensor[self.start : self.stop]
+        if self.swap:
+            part = part.unflatten(0, (groups, -1)).transpose(1, 2)
+            part = part.flip(tuple(range(3, part.ndim)))
+        return part.reshape(groups, -1, width)
+
+    def write_(self, tensor: Tensor, matrix: Tensor) -> None:
+        """Put a matrix ``[groups, out, width]`` back where `read` took it from."""
+        part = tensor[self.start : self.stop]
+        if self.swap:
+            groups, out, _ = matrix.shape
+            kernel = part.shape[2:]
+            matrix = matrix.reshape(groups, out, -1, *kernel)
+            matrix = matrix.flip(tuple(range(3, matrix.ndim))).transpose(1, 2)
+        part.copy_(matrix.reshape(part.shape))
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """Where the parameters of one linear map live; a part that does not exist is left out.
+
+    Args:
+        weight: None if the map has a bias only.
+        bias: becomes the last column.
+        lookup: the map picks rows of the weight, as an Embedding does: a group is a row, and its
+            Gram the number of times that it is picked.
+    """
+
+    weight: Part | None = Part("weight")
+    bias: Part | None = Part("bias")
+    lookup: bool = False
+
+
+MapsFunction = Callable[[Any], Mapping[str, LinearMap]]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What is known of a layer type.
+
+    Args:
+        rows: ``(module, *args, **kwargs) -> Z`` for one call, or one a map, by the map's name.
+        maps: the module's linear maps by name; a layer that is one map calls it ``""``.
+    """
+
+    rows: RowsFunction
+    maps: MapsFunction
+
+
+_LAYERS: dict[type[nn.Module], Layer] = {}
+
+
+def register_layer(
+    *types: type[nn.Module], maps: LinearMap | MapsFunction | None = None
+) -> Callable[[_Function], _Function]:
+    """Teach the gradient rules a layer type; types derived from it are treated alike.
+
+    The decorated function takes the module and the arguments of its call, under the names that
+    ``forward`` gives them, and returns ``Z`` as ``[groups, rows, d]``, so that
+    ``output[g, r] = W[g] z[g, r]`` with ``W`` the module's ``weight`` read as ``[groups, out, d]``.
+    A ``bias`` becomes the last column by itself.
+
+    Args:
+        types: the module types.
+        maps: where the parameters live, if not in ``weight`` and ``bias``; a function from the
+            module to named maps if the layer holds several, whose rows are then returned by name.
+    """
+    of = maps if callable(maps) else _always(maps or LinearMap())
+
+    def register(function: _Function) -> _Function:
+        for layer_type in types:
+            _LAYERS[layer_type] = Layer(function, of)
+        return function
+
+    return register
+
+
+def find_layer(module: nn.Module) -> Layer | None:
+    """What is registered for the module's type or its nearest ancestor."""
+    for ancestor in type(module).__mro__:
+        if ancestor in _LAYERS:
+            return _LAYERS[ancestor]
+    return None
+
+
+def rows_by_map(result: RowsResult) -> dict[str, Rows]:
+    """What a rows function returned, by the name of the map; a tensor is taken as dense rows."""
+    named = result if isinstance(result, Mapping) else {"": result}
+    return {name: _as_rows(value) for name, value in named.items()}
+
+
+def _as_rows(value: Tensor | Rows) -> Rows:
+    if not isinstance(value, Tensor):
+        return value
+    if value.ndim != 3:
+        raise InputError(
+            f"register_layer: a rows function returned a tensor of shape {tuple(value.shape)}; "
+            "rows are [groups, rows, d]."
+        )
+    return DenseRows(value)
+
+
+def _always(one: LinearMap) -> MapsFunction:
+    return lambda module: {"": one}

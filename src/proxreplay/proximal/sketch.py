@@ -1,0 +1,81 @@
+"""A Gram matrix too large to build, described by its leading directions with a known error."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from proxreplay.proximal.gram import PatchRows, Rows
+
+MAX_RANK = 1024  # beyond, the eigenvectors cost more than they are worth
+
+
+@dataclass
+class Sketch:
+    """Few rows ``B`` in place of many rows ``Z``: ``B'B <= Z'Z <= B'B + dropped I``.
+
+    Args:
+        B: ``[groups, m, D]``, at most ``2 rank`` rows.
+        rank: rows that are kept when ``B`` is compressed.
+        dropped: the bound on what compression has lost, a number a group, ``[groups]``.
+        d: columns of the weight, trained or not.
+        rows: number of rows of ``Z`` a group.
+        samples: ``n``, the number of examples.
+    """
+
+    B: Tensor
+    rank: int
+    dropped: Tensor
+    d: int
+    rows: int = 0
+    samples: int = 0
+
+    @classmethod
+    def empty(cls, groups: int, width: int, d: int, max_dim: int, like: Tensor) -> "Sketch":
+        """A sketch whose memory, ``2 rank`` rows, is at most that of a dense ``max_dim`` Gram."""
+        rank = cls.rank_for(groups, width, max_dim)
+        return cls(like.new_zeros(groups, 0, width), rank, like.new_zeros(groups), d)
+
+    @staticmethod
+    def rank_for(groups: int, width: int, max_dim: int) -> int:
+        """The rows kept for matrices of that width."""
+        return max(1, min(MAX_RANK, width, max_dim**2 // (2 * width * groups)))
+
+    @property
+    def positions(self) -> float:
+        """``n_eff``: rows an example."""
+        return self.rows / self.samples
+
+    def add_(self, Z: Tensor) -> None:
+        """Take rows ``[groups, rows, D]``."""
+        for piece in Z.split(self.rank, dim=1):
+            self.B = torch.cat([self.B, piece], dim=1)
+            if self.B.shape[1] > 2 * self.rank:
+                self._compress_()
+
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues ``[groups, m]`` and eigenvectors ``[groups, D, m]`` of ``B'B``.
+
+        They come from the small matrix ``B B' = V S V'`` as ``U = B' V S^-1/2``.
+        """
+        s, V = torch.linalg.eigh(self.B @ self.B.mT)
+        s = s.clamp_min(0)
+        smallest = s[:, -1:] * len(s[0]) * torch.finfo(s.dtype).eps
+        inverse_root = torch.where(s > smallest, s.clamp_min(smallest).rsqrt(), 0)
+        return s, self.B.mT @ (V * inverse_root[:, None])
+
+    def _compress_(self) -> None:
+        """Keep the ``rank`` strongest directions; what is left out is at most the next one."""
+        s, V = torch.linalg.eigh(self.B @ self.B.mT)
+        self.dropped = self.dropped + s[:, -self.rank - 1].clamp_min(0)
+        self.B = V[:, :, -self.rank :].mT @ self.B
+
+
+def dense_pieces(rows: Rows) -> Iterator[Tensor]:
+    """``Z`` piece by piece; patches are built for one example at a time."""
+    if isinstance(rows, PatchRows):
+        for x in rows.x.split(1):
+            yield replace(rows, x=x).dense()
+    else:
+        yield rows.dense()
