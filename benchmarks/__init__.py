@@ -1,0 +1,1 @@
+"""Speed: each fast path against its naive twin, as ratios within one run."""
