@@ -1,0 +1,284 @@
+"""GPM and SGP: the directions that remembered examples use are closed, wholly or in part.
+
+For every layer, with orthonormal columns ``M: [d, k]`` that hold the share ``energy`` of ``Z'Z``,
+
+    G <- G (I - M diag(f) M')   (G: [out, d]),   f = 1 for GPM, the importance in [0, 1] for SGP.
+
+All is had from the Gram matrix: its eigenvalues are the squared singular values of the
+representation matrix ``Z'``, its eigenvectors the left singular vectors.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxreplay.errors import InputError, RefreshError
+from proxreplay.proximal.linalg import DenseShrinkage, SpectralShrinkage
+from proxreplay.proximal.norms import Norms, check_norms, is_norm, without_norms
+from proxreplay.proximal.rule import GramRule, Treatment
+from proxreplay.proximal.selection import Selector
+from proxreplay.proximal.sites import Site, Survey, unwrap
+from proxreplay.proximal.statistics import Statistic
+
+
+def leading(
+    G: Tensor, energy: float, held: Tensor | None = None, at_most: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """As few leading eigenvectors of ``G`` as hold a share of all there is.
+
+    ``k`` is the smallest number with ``held + s_1^2 + .. + s_k^2 >= energy (held + tr G)``.
+
+    Args:
+        G: ``[groups, d, d]``: a Gram matrix, or what is left of it outside a basis.
+        energy: the share, in (0, 1].
+        held: ``[groups]``, what is inside that basis.
+        at_most: ``[groups]``, a limit for ``k``.
+
+    Returns:
+        Singular values ``s: [groups, k]``, falling, and vectors ``[groups, d, k]``, with the ``k``
+        of the group that needs most; zeros where a group needs fewer.
+    """
+    squares, U = torch.linalg.eigh(G)
+    squares, U = squares.flip(-1).clamp_min(0), U.flip(-1)
+    held = torch.zeros_like(squares[:, 0]) if held is None else held
+    total = held + squares.sum(dim=1)
+    before = held[:, None] + squares.cumsum(dim=1) - squares
+    noise = G.shape[1] * torch.finfo(G.dtype).eps * total  # what eigenvalues of 0 come out as
+    needed = (before < energy * total[:, None]) & (squares > noise[:, None])
+    if at_most is not None:
+        needed &= torch.arange(G.shape[1], device=G.device) < at_most[:, None]
+    k = int(needed.sum(dim=1).max())
+    needed = needed[:, :k]
+    return (squares[:, :k] * needed).sqrt(), U[:, :, :k] * needed[:, None]
+
+
+def grow(M: Tensor, f: Tensor, G: Tensor, energy: float) -> tuple[Tensor, Tensor, Tensor]:
+    """A basis with the directions that new examples need beside it.
+
+    With ``Q = I - M M'``, the leading eigenvectors of ``Q G Q`` are added until the basis holds the
+    share ``energy`` of ``tr G``, or is complete.
+
+    Args:
+        M: ``[groups, d, k]``, orthonormal columns, ``k`` from 0; zeros where a group has fewer.
+        f: ``[groups, k]``, how much of each direction is closed; greater than 0 where there is one.
+        G: ``[groups, d, d]``, Gram matrix of the new examples.
+        energy: the share, in (0, 1].
+
+    Returns:
+        The new ``M``; ``f`` with 0 for new directions; ``s: [groups, k]``, the singular values of
+        the new examples: ``sqrt(m'Gm)`` in old directions, those of ``Q G Q`` in new ones.
+    """
+    GM = G @ M
+    inside = (M * GM).sum(dim=1).clamp_min(0)  # diag(M'GM)
+    QG = G - M @ GM.mT
+    QGQ = QG - (QG @ M) @ M.mT
+    room = G.shape[1] - (f > 0).sum(dim=1)
+    s, U = leading((QGQ + QGQ.mT) / 2, energy, inside.sum(dim=1), room)
+    U = U - M @ (M.mT @ U)  # once more, against rounding
+    M = torch.cat([M, torch.linalg.qr(U).Q * (s > 0)[:, None]], dim=2)
+    f = torch.cat([f, torch.zeros_like(s)], dim=1)
+    s = torch.cat([inside.sqrt(), s], dim=1)
+    return _compact(M, f, s)
+
+
+def _compact(M: Tensor, f: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Every group's directions first, and no more columns than the fullest group needs."""
+    there = (f > 0) | (s > 0)
+    order = there.to(torch.int8).argsort(dim=1, descending=True, stable=True)
+    order = order[:, : int(there.sum(dim=1).max())] if there.shape[1] else order
+    columns = order[:, None].expand(-1, M.shape[1], -1)
+    return M.gather(2, columns), f.gather(1, order), s.gather(1, order)
+
+
+def importance(s: Tensor, scale: float) -> Tensor:
+    """SGP's ``(a + 1) s / (a s + max s)``, in [0, 1] and rising with ``s``.
+
+    Args:
+        s: ``[groups, k]``, singular values.
+        scale: ``a``, at least 0; the greater, the nearer to 1 are all of them.
+    """
+    top = s.amax(dim=1, keepdim=True) if s.shape[1] else s
+    return torch.where(top > 0, (scale + 1) * s / (scale * s + top), 0)
+
+
+class GPM(GramRule):
+    """Gradient projection memory: no change in the directions that remembered examples use.
+
+    Args:
+        model: any module, also compiled or wrapped for data parallelism.
+        energy: the share of the layer inputs' squared norm that the directions hold.
+        energy_growth: added to it at every further refresh, up to 1, where bases accumulate.
+        accumulate: False makes the directions anew at every refresh, from a memory that holds all
+            there is to keep; True keeps them for ever and adds what the new examples need, as GPM
+            does at the end of a task, given examples of that task.
+        norms: "plain" lets the scales and shifts of normalisation layers follow the plain gradient
+            and names them in `untreated`; "freeze" stops them from the first refresh on, as the GPM
+            authors do; "treat" projects them as any other layer.
+        batch_size: examples a forward pass when `refresh` is given one tensor.
+        include: names (a module and everything in it) or types to treat; None for all.
+        exclude: names or types to leave alone.
+        max_dim: linear maps with more columns are left alone and named in `untreated`.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> gpm = GPM(model, energy=1.0)
+    >>> gpm.refresh(torch.ones(3, 4))
+    >>> model(torch.ones(1, 4)).sum().backward()
+    >>> gpm.precondition_()
+    >>> bool(model[0].weight.grad.abs().max() < 1e-6)
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        energy: float = 0.97,
+        *,
+        energy_growth: float = 0.0,
+        accumulate: bool = False,
+        norms: Norms = "plain",
+        batch_size: int = 100,
+        include: Collection[Selector] | None = None,
+        exclude: Collection[Selector] = (),
+        max_dim: int = 8192,
+    ) -> None:
+        rule = type(self).__name__
+        if not 0 < energy <= 1:
+            raise InputError(f"{rule}: energy={energy}; give a number in (0, 1].")
+        if not 0 <= energy_growth < 1:
+            raise InputError(f"{rule}: energy_growth={energy_growth}; give a number in [0, 1).")
+        if energy_growth and not accumulate:
+            raise InputError(
+                f"{rule}: energy_growth={energy_growth} without accumulate=True; bases that are "
+                "made anew do not grow."
+            )
+        check_norms(rule, norms, ("plain", "freeze", "treat"))
+        self.energy = energy
+        self.energy_growth = energy_growth
+        self.accumulate = accumulate
+        self.norms = norms
+        self._refreshes = 0
+        super().__init__(
+            model, batch_size=batch_size, include=include, exclude=exclude, max_dim=max_dim
+        )
+
+    @property
+    def rank(self) -> dict[str, int]:
+        """Directions closed in each layer, over all its groups."""
+        return {
+            name: int((one.factor.f > 0).sum())
+            for name, one in self._treatments.items()
+            if isinstance(one.factor, SpectralShrinkage)
+        }
+
+    def refresh(self, inputs: Tensor | Iterable[Any], *, batch_dim: int = 0) -> None:
+        """Find the directions that examples use: anew, or beside those there are.
+
+        The model is left without a trace. If anything goes wrong, the previous directions stay.
+
+        Args:
+            inputs: a tensor ``[n, ...]``, or an iterable of batches the model can be called with.
+            batch_dim: the dimension of the examples, for models that want another one first.
+        """
+        before = self._treatments if self.accumulate else {}
+        super().refresh(inputs, batch_dim=batch_dim)
+        # What the new examples never reach keeps its directions.
+        kept = {n: one for n, one in before.items() if n in self._survey().sites}
+        untreated = {n: reason for n, reason in self._untreated.items() if n not in kept}
+        self._put_in_force(kept | self._treatments, untreated)
+        self._refreshes += 1
+
+    def _treat(self, site: Site, statistic: Statistic) -> Treatment:
+        G, dtype, positions = statistic.G, statistic.dtype, statistic.positions
+        if self.norms == "freeze" and is_norm(unwrap(self.model), site):
+            return Treatment(site, DenseShrinkage(torch.zeros_like(G, dtype=dtype)), positions)
+        energy = min(self.energy + self.energy_growth * self._refreshes, 1.0)
+        M, f, s = grow(*self._basis(site, G), G, energy)
+        f = self._closed(f, s)
+        return Treatment(site, SpectralShrinkage(M.to(dtype), f.to(dtype)), positions)
+
+    def _closed(self, f: Tensor, s: Tensor) -> Tensor:
+        """How much of each direction is closed from now on: all of it.
+
+        Args:
+            f: ``[groups, k]``, how much was before, 0 for new directions.
+            s: ``[groups, k]``, singular values of the new examples in these directions.
+        """
+        return torch.maximum(f, (s > 0).to(f.dtype))
+
+    def _basis(self, site: Site, G: Tensor) -> tuple[Tensor, Tensor]:
+        """The directions to be kept and how much of each is closed; none at first."""
+        before = self._treatments.get(site.name) if self.accumulate else None
+        if before is None:
+            return G.new_zeros(*G.shape[:2], 0), G.new_zeros(len(G), 0)
+        factor = before.factor
+        if not isinstance(factor, SpectralShrinkage) or factor.U.shape[:2] != G.shape[:2]:
+            raise RefreshError(
+                f"{type(self).__name__}: {site} had {factor.width} columns in {factor.groups} "
+                f"groups, but has {G.shape[1]} in {len(G)} now; make the rule anew."
+            )
+        return factor.U.to(G), factor.f.to(G)
+
+    def _survey(self) -> Survey:
+        survey = super()._survey()
+        return without_norms(unwrap(self.model), survey) if self.norms == "plain" else survey
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every basis, and how many refreshes there were."""
+        return {**super().state_dict(), "refreshes": self._refreshes}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` of the same rule on a model of the same shape gave."""
+        super().load_state_dict(state)
+        self._refreshes = int(state["refreshes"])
+
+
+class SGP(GPM):
+    """Scaled gradient projection: directions are closed the more, the more they are used.
+
+    Args:
+        model: any module, also compiled or wrapped for data parallelism.
+        energy: the share of the layer inputs' squared norm that the directions hold.
+        scale: the method's ``a``: 0 closes in proportion to the singular values, infinity is GPM.
+        energy_growth: as for `GPM`, as are the others.
+        accumulate: importances add up, and stay at most 1.
+        norms: "plain", "freeze" or "treat".
+        batch_size: examples a forward pass when `refresh` is given one tensor.
+        include: names (a module and everything in it) or types to treat; None for all.
+        exclude: names or types to leave alone.
+        max_dim: linear maps with more columns are left alone and named in `untreated`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        energy: float = 0.97,
+        *,
+        scale: float = 10.0,
+        energy_growth: float = 0.0,
+        accumulate: bool = False,
+        norms: Norms = "plain",
+        batch_size: int = 100,
+        include: Collection[Selector] | None = None,
+        exclude: Collection[Selector] = (),
+        max_dim: int = 8192,
+    ) -> None:
+        if not 0 <= scale < float("inf"):
+            raise InputError(f"SGP: scale={scale}; give a finite number of at least 0.")
+        self.scale = scale
+        super().__init__(
+            model,
+            energy,
+            energy_growth=energy_growth,
+            accumulate=accumulate,
+            norms=norms,
+            batch_size=batch_size,
+            include=include,
+            exclude=exclude,
+            max_dim=max_dim,
+        )
+
+    def _closed(self, f: Tensor, s: Tensor) -> Tensor:
+        """What was closed before plus the importance of each direction, at most 1."""
+        return (f + importance(s, self.scale)).clamp_max(1)

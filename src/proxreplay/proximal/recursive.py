@@ -1,0 +1,271 @@
+"""OWM and AOP: directions that the stream has used are closed, a batch at a time.
+
+For every layer, with ``R`` the rows of the batch-mean input (one row for a Linear, one for every
+position of a convolution),
+
+    P <- P - P R' (diag(alpha) + R P R')^-1 R P,   P_0 = I,   G <- G P   (G: [out, d]),
+
+which after all batches is ``P = (I + sum_m r_m' r_m / alpha_m)^-1``: the proximal update whose
+representative rows are the batch means of the past, at the weights of their time.
+
+``P`` is kept as ``S S'``. In float32, subtracting from ``P`` itself gives negative eigenvalues
+within a few steps at alpha = 1e-5, and then diverges; ``S S'`` has none whatever the rounding.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxreplay.batch import Batch
+from proxreplay.errors import InputError, RefreshError
+from proxreplay.proximal.alpha import AdaptiveAlpha, Alpha, ConstantAlpha
+from proxreplay.proximal.capture import Call, visit
+from proxreplay.proximal.gram import PatchRows, Rows
+from proxreplay.proximal.linalg import RootShrinkage
+from proxreplay.proximal.norms import Norms, check_norms, without_norms
+from proxreplay.proximal.rule import LayerwiseRule, Treatment
+from proxreplay.proximal.selection import Selector, check_selectors, override_of
+from proxreplay.proximal.sites import Site, Survey, unwrap
+
+
+class OWM(LayerwiseRule):
+    """Orthogonal weight modification: gradients orthogonal to the mean inputs of past batches.
+
+    `observe` absorbs a batch; it runs the model once, in evaluation mode and without a trace. No
+    memory is used.
+
+    Args:
+        model: any module, also compiled or wrapped for data parallelism.
+        alpha: a number for every row at every time, or a schedule (`DecayingAlpha`, ...); the lower
+            the harder the projection.
+        norms: "plain" lets the scales and shifts of normalisation layers follow the plain gradient
+            and names them in `untreated`; "treat" gives them a matrix for each channel.
+        include: names (a module and everything in it) or types to treat; None for all.
+        exclude: names or types to leave alone.
+        overrides: another alpha for some layers, by name or type; the longest name that fits goes
+            before a type, a derived type before its base.
+        max_dim: linear maps with more columns are left alone and named in `untreated`.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> owm = OWM(model, alpha=1e-3)
+    >>> batch = Batch(torch.randn(10, 4), torch.zeros(10, dtype=torch.int64))
+    >>> model(batch.inputs).sum().backward()
+    >>> owm.observe(batch)
+    >>> owm.precondition_()
+    """
+
+    reference_samples = 0
+
+    def __init__(
+        self,
+        model: nn.Module,
+        alpha: float | Alpha = 1e-3,
+        *,
+        norms: Norms = "plain",
+        include: Collection[Selector] | None = None,
+        exclude: Collection[Selector] = (),
+        overrides: Mapping[Selector, float | Alpha] | None = None,
+        max_dim: int = 8192,
+    ) -> None:
+        rule = type(self).__name__
+        check_norms(rule, norms, ("plain", "treat"))
+        self.norms = norms
+        self.alpha = _as_alpha(alpha)
+        self.overrides = {key: _as_alpha(value) for key, value in (overrides or {}).items()}
+        self._observed = 0
+        check_selectors(unwrap(model), self.overrides, f"{rule}(overrides=...)")
+        super().__init__(model, include=include, exclude=exclude, max_dim=max_dim)
+
+    def refresh(self, inputs: Tensor) -> None:
+        """Nothing: what it knows came with the stream, by `observe`."""
+
+    @torch.no_grad()
+    def observe(self, incoming: Batch, reference: Batch | None = None) -> None:
+        """Absorb the mean inputs of a batch, which closes their directions for the next steps.
+
+        If anything goes wrong, all is as before.
+
+        Args:
+            incoming: as the model sees it.
+            reference: not looked at.
+        """
+        survey = self._survey()
+        found = _MeanRows(len(incoming), self.max_dim)
+        if survey.sites:
+            visit(unwrap(self.model), survey.sites, [incoming.inputs], found.add)
+        found.check_finite()
+        treatments = {n: one for n, one in self._treatments.items() if n in survey.sites}
+        for name, R in found.joined().items():
+            treatments[name] = self._absorb(survey.sites[name], *R)
+        without = {
+            name: found.skipped.get(name, "not called in the forward pass of any batch observed.")
+            for name in survey.sites
+            if name not in treatments
+        }
+        self._put_in_force(treatments, survey.untreated | without)
+        self._observed += 1
+
+    def _absorb(self, site: Site, R: Tensor, Z: Tensor) -> Treatment:
+        """The treatment of a site after rows ``R`` (with the columns of biases; ``Z`` without)."""
+        model = unwrap(self.model)
+        module = model.get_submodule(site.members[0].module)
+        schedule = override_of(self.overrides, site.name, module, self.alpha)
+        alpha = schedule(module, Z, self._observed)
+        before = self._treatments.get(site.name)
+        if before is None:
+            S = torch.eye(R.shape[2], dtype=R.dtype, device=R.device).expand(len(R), -1, -1)
+        else:
+            assert isinstance(before.factor, RootShrinkage)
+            S = before.factor.S
+            if S.shape[::2] != R.shape[::2]:
+                raise RefreshError(
+                    f"{type(self).__name__}: {site} had {S.shape[2]} columns in {len(S)} groups, "
+                    f"but has {R.shape[2]} in {len(R)} now; make the rule anew."
+                )
+        return Treatment(site, RootShrinkage(absorb(S, R, alpha)), float(R.shape[1]))
+
+    def _survey(self) -> Survey:
+        survey = super()._survey()
+        return survey if self.norms == "treat" else without_norms(unwrap(self.model), survey)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every root, and how many batches were observed."""
+        return {**super().state_dict(), "observed": self._observed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` of the same rule on a model of the same shape gave."""
+        super().load_state_dict(state)
+        self._observed = int(state["observed"])
+
+
+class AOP(OWM):
+    """Adaptive orthogonal projection: OWM with an alpha that the rows themselves decide.
+
+    With a number for alpha it is OWM; the LPR paper describes its AOP as one with a very low alpha.
+
+    Args:
+        model: any module, also compiled or wrapped for data parallelism.
+        alpha: a schedule (`AdaptiveAlpha`, with the progress of tasks or stream), or a number.
+        norms: as for `OWM`.
+        include: names (a module and everything in it) or types to treat; None for all.
+        exclude: names or types to leave alone.
+        overrides: another alpha for some layers, by name or type.
+        max_dim: linear maps with more columns are left alone and named in `untreated`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        alpha: float | Alpha = AdaptiveAlpha(),  # noqa: B008  (frozen)
+        *,
+        norms: Norms = "plain",
+        include: Collection[Selector] | None = None,
+        exclude: Collection[Selector] = (),
+        overrides: Mapping[Selector, float | Alpha] | None = None,
+        max_dim: int = 8192,
+    ) -> None:
+        super().__init__(
+            model,
+            alpha,
+            norms=norms,
+            include=include,
+            exclude=exclude,
+            overrides=overrides,
+            max_dim=max_dim,
+        )
+
+
+def absorb(S: Tensor, R: Tensor, alpha: Tensor) -> Tensor:
+    """A root of ``P - P R' (diag(alpha) + R P R')^-1 R P`` from a root of ``P``.
+
+    With ``V = diag(alpha)^-1/2 R S = A diag(sigma) B'`` that is ``S (I + V'V)^-1/2``, or
+
+        S - S B diag(1 - (1 + sigma^2)^-1/2) B'.
+
+    Args:
+        S: ``[groups, d, d]`` with ``P = S S'``.
+        R: ``[groups, rows, d]``, any number of rows.
+        alpha: ``[groups, rows]``, greater than 0.
+    """
+    V = (R / alpha.sqrt()[:, :, None]) @ S
+    _, sigma, Bt = torch.linalg.svd(V, full_matrices=False)
+    lost = 1 - (1 + sigma.square()).rsqrt()
+    closed: Tensor = ((S @ Bt.mT) * lost[:, None]) @ Bt
+    return S - closed
+
+
+def mean_rows(rows: Rows, samples: int) -> Tensor:
+    """The mean over the examples at every position, ``[groups, positions, d]``.
+
+    Args:
+        rows: ``Z: [groups, samples * positions, d]``, examples first.
+        samples: number of examples.
+    """
+    if isinstance(rows, PatchRows):  # linear in the input, so its mean may be taken before
+        dtype = torch.promote_types(rows.x.dtype, torch.float32)
+        mean = rows.x.unflatten(0, (samples, -1)).mean(dim=0, dtype=dtype)
+        return replace(rows, x=mean).dense()
+    Z = rows.dense()
+    by_example: Tensor = Z.unflatten(1, (samples, -1))
+    return by_example.mean(dim=1, dtype=torch.promote_types(Z.dtype, torch.float32))
+
+
+class _MeanRows:
+    """Collects the batch-mean rows of every site, and why a site has none."""
+
+    def __init__(self, samples: int, max_dim: int) -> None:
+        self.samples = samples
+        self.max_dim = max_dim
+        self.skipped: dict[str, str] = {}
+        self._rows: defaultdict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+
+    def add(self, call: Call) -> None:
+        site, (_, count, d) = call.site, call.rows.shape
+        if site.width(d) > self.max_dim:
+            self.skipped[site.name] = f"d = {site.width(d)} is more than max_dim = {self.max_dim}."
+        elif site.mixed:
+            self.skipped[site.name] = "an Embedding shares its weight; no one P fits both."
+        elif count % self.samples:
+            self.skipped[site.name] = (
+                f"{count} rows for {self.samples} examples; their mean is not defined."
+            )
+        else:
+            Z = mean_rows(call.rows, self.samples)
+            ones = Z.new_zeros(*Z.shape[:2], len(site.biases))
+            if call.member.bias is not None:
+                ones[:, :, call.member.bias] = 1
+            R = ones if site.weight is None else torch.cat([Z, ones], dim=2)
+            self._rows[site.name].append((R, Z))
+
+    def joined(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Rows with and without the columns of biases; those of several calls together."""
+        return {
+            name: (torch.cat([R for R, _ in calls], dim=1), torch.cat([Z for _, Z in calls], dim=1))
+            for name, calls in self._rows.items()
+            if name not in self.skipped
+        }
+
+    def check_finite(self) -> None:
+        """One look from the host for all layers."""
+        flags = [(name, Z.isfinite().all()) for name, calls in self._rows.items() for _, Z in calls]
+        if not flags:
+            return
+        together = torch.stack([flag.to(flags[0][1].device) for _, flag in flags])
+        for (name, _), finite in zip(flags, together.tolist(), strict=True):
+            if not finite:
+                raise RefreshError(
+                    f"observe: the inputs of '{name}' are not finite; the batch was not absorbed. "
+                    "Look for NaN or infinity in it or in the weights before that layer."
+                )
+
+
+def _as_alpha(alpha: float | Alpha) -> Alpha:
+    if callable(alpha):
+        return alpha
+    if not 0 < alpha < float("inf"):
+        raise InputError(f"alpha={alpha}; give a finite number greater than 0, or a schedule.")
+    return ConstantAlpha(alpha)
