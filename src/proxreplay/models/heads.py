@@ -1,9 +1,12 @@
 """Classifier heads: one that grows with the labels it meets, and the masked logits it gives."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 INACTIVE_LOGIT = -1000.0
 
@@ -12,7 +15,15 @@ class GrowingHead(nn.Linear):
     """A linear classifier that starts with one output and grows with the labels it meets.
 
     New rows are drawn from ``U(-1/sqrt(in), 1/sqrt(in))``, torch's default for a Linear. Outputs
-    whose label has not been learned yet are inactive: their logits are -1000.
+    whose label has not been learned yet are inactive: their logits are -1000. ``load_state_dict``
+    takes the size of what it loads.
+
+    >>> head = GrowingHead(4)
+    >>> head.grow(3)
+    True
+    >>> head.activate(torch.tensor([0, 2]))
+    >>> head(torch.zeros(1, 4))[0, 1].item()
+    -1000.0
     """
 
     active: Tensor
@@ -35,17 +46,45 @@ class GrowingHead(nn.Linear):
             return False
         bound = 1 / math.sqrt(self.in_features)
         rows = torch.empty(new, self.in_features + 1).uniform_(-bound, bound, generator=generator)
-        rows = rows.to(self.weight)
-        with torch.no_grad():
-            self.weight = nn.Parameter(torch.cat([self.weight, rows[:, :-1]]))
-            self.bias = nn.Parameter(torch.cat([self.bias, rows[:, -1]]))
-            self.active = torch.cat([self.active, self.active.new_zeros(new)])
-        self.out_features = size
+        self._set_rows(
+            torch.cat([self.weight, rows[:, :-1].to(self.weight)]),
+            torch.cat([self.bias, rows[:, -1].to(self.bias)]),
+            torch.cat([self.active, self.active.new_zeros(new)]),
+        )
+        return True
+
+    def grow_like(self, other: "GrowingHead") -> bool:
+        """Grow to the size of another head by copying its further rows. Says whether it grew."""
+        old = self.out_features
+        if other.out_features <= old:
+            return False
+        self._set_rows(
+            torch.cat([self.weight, other.weight[old:].to(self.weight)]),
+            torch.cat([self.bias, other.bias[old:].to(self.bias)]),
+            torch.cat([self.active, other.active[old:].to(self.active)]),
+        )
         return True
 
     def activate(self, labels: Tensor) -> None:
         """Let the logits of these labels through from now on."""
         self.active[labels] = True
+
+    def _set_rows(self, weight: Tensor, bias: Tensor, active: Tensor) -> None:
+        self.weight = nn.Parameter(weight.detach(), requires_grad=self.weight.requires_grad)
+        self.bias = nn.Parameter(bias.detach(), requires_grad=self.bias.requires_grad)
+        self.active = active
+        self.out_features = len(active)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        weight = state_dict.get(f"{prefix}weight")
+        if weight is not None and len(weight) != self.out_features:
+            size = len(weight)
+            self._set_rows(
+                self.weight.new_zeros(size, self.in_features),
+                self.bias.new_zeros(size),
+                self.active.new_zeros(size),
+            )
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def make_head(in_features: int, num_classes: int | None) -> nn.Linear:
@@ -53,3 +92,33 @@ def make_head(in_features: int, num_classes: int | None) -> nn.Linear:
     if num_classes is None:
         return GrowingHead(in_features)
     return nn.Linear(in_features, num_classes)
+
+
+def replace_in_optimizer_(
+    optimizer: Optimizer, old: Sequence[nn.Parameter], new: Sequence[nn.Parameter]
+) -> None:
+    """Let an optimizer go on with parameters that have grown.
+
+    State with the shape of the parameter (momentum, Adam's moments) gets zeros for the new rows.
+
+    Args:
+        optimizer: which holds the ``old`` parameters.
+        old: before `GrowingHead.grow`.
+        new: after it, in the same order.
+    """
+    swap = {id(a): b for a, b in zip(old, new, strict=True)}
+    for group in optimizer.param_groups:
+        group["params"] = [swap.get(id(parameter), parameter) for parameter in group["params"]]
+    for before, after in zip(old, new, strict=True):
+        if before is not after and before in optimizer.state:
+            state = optimizer.state.pop(before)
+            optimizer.state[after] = {
+                name: _padded(value, before, after) for name, value in state.items()
+            }
+
+
+def _padded(value: Any, old: Tensor, new: Tensor) -> Any:
+    if not isinstance(value, Tensor) or value.shape != old.shape:
+        return value
+    rows = value.new_zeros(len(new) - len(old), *value.shape[1:])
+    return torch.cat([value, rows])

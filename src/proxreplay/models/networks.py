@@ -1,10 +1,17 @@
 """Small networks; every one ends in ``head``, which grows when ``num_classes`` is None."""
 
+import inspect
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import cast
 
 from torch import nn
 
+from proxreplay.errors import InputError
 from proxreplay.models.heads import make_head
 
 
@@ -38,3 +45,61 @@ def small_cnn(
     layers["flatten"] = nn.Flatten()
     layers["head"] = make_head(width, num_classes)
     return nn.Sequential(layers)
+
+
+def load_network(
+    spec: str, num_classes: int | None, in_channels: int, image_size: int
+) -> nn.Module:
+    """A user's own network, named by import path and built for the data at hand.
+
+    Args:
+        spec: ``package.module:name`` or ``folder/file.py:name``. The name is a function or class
+            that returns a module; of ``num_classes``, ``in_channels`` and ``image_size`` it is
+            given those it has parameters for. ``num_classes=None`` asks for a `GrowingHead`; a
+            network without that parameter must have outputs for all classes.
+        num_classes: outputs of a fixed head, or None.
+        in_channels: of the images.
+        image_size: side of the images.
+
+    >>> load_network("proxreplay.models:small_cnn", None, in_channels=3, image_size=32)[0]
+    Conv2d(3, 32, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), bias=False)
+    """
+    build = _import_name(spec)
+    facts = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
+    wanted = inspect.signature(build).parameters
+    network = build(**{name: value for name, value in facts.items() if name in wanted})
+    if not isinstance(network, nn.Module):
+        raise InputError(
+            f"network '{spec}' returned {type(network).__name__}; return a torch.nn.Module."
+        )
+    return network
+
+
+def _import_name(spec: str) -> Callable[..., object]:
+    where, _, name = spec.rpartition(":")
+    if not where or not name:
+        raise InputError(
+            f"network '{spec}': write it as package.module:name or folder/file.py:name."
+        )
+    try:
+        module = _module_from_file(Path(where)) if where.endswith(".py") else import_module(where)
+    except ImportError as error:
+        raise InputError(
+            f"network '{spec}': {error}; install the package that holds it, or name the file as "
+            "folder/file.py:name."
+        ) from error
+    build = getattr(module, name, None)
+    if not callable(build):
+        raise InputError(f"network '{spec}': {where} has no function or class '{name}'.")
+    return cast("Callable[..., object]", build)
+
+
+def _module_from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InputError(f"network file '{path}' does not exist; check the path.")
+    spec = spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"network file '{path}' cannot be imported; give a Python file.")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
