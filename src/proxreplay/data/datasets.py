@@ -1,8 +1,9 @@
-"""Data sets: examples in memory with their labels, split into train, test and maybe validation."""
+"""Data sets: examples with their labels and domains, split into train, test, maybe validation."""
 
+import hashlib
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,27 +12,35 @@ from proxreplay.errors import DataError
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs and labels that belong together.
+    """Inputs, labels and maybe domains that belong together.
+
+    The inputs may lie in a memory-mapped file; indexing with a tensor gathers a copy of only what
+    is asked for.
 
     Args:
         inputs: ``[n, ...]``; images are uint8 ``[n, channels, height, width]``.
         labels: ``[n]``, int64, starting at 0.
+        domains: ``[n]``, int64, starting at 0; None where the data has no domains.
     """
 
     inputs: Tensor
     labels: Tensor
+    domains: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if len(self.inputs) != len(self.labels):
-            raise DataError(
-                f"{len(self.inputs)} inputs but {len(self.labels)} labels; give one each."
-            )
+        for name, tensor in (("labels", self.labels), ("domains", self.domains)):
+            if tensor is not None and tensor.shape != self.inputs.shape[:1]:
+                raise DataError(
+                    f"{len(self.inputs)} inputs but {name} of shape {tuple(tensor.shape)}; "
+                    "give one each."
+                )
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, indices: Tensor) -> "Examples":
-        return Examples(self.inputs[indices], self.labels[indices])
+    def __getitem__(self, rows: Tensor) -> "Examples":
+        domains = None if self.domains is None else self.domains[rows]
+        return Examples(self.inputs[rows], self.labels[rows], domains)
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,8 @@ class Dataset:
         test: for the final accuracy.
         classes: a name for every label.
         validation: where the set brings its own; otherwise the stream sets some aside a task.
+        domains: a name for every domain; empty where the data has none.
+        checksum: where it is known without reading everything; see `digest`.
     """
 
     name: str
@@ -51,33 +62,39 @@ class Dataset:
     test: Examples
     classes: tuple[str, ...]
     validation: Examples | None = None
+    domains: tuple[str, ...] = ()
+    checksum: str | None = None
 
+    def digest(self) -> str:
+        """SHA-256 that changes with any example; from the cache, or over everything in memory."""
+        if self.checksum is not None:
+            return self.checksum
+        content = hashlib.sha256()
+        for part in (self.train, self.validation, self.test):
+            if part is not None:
+                for tensor in (part.inputs, part.labels, part.domains):
+                    if tensor is not None:
+                        content.update(tensor.contiguous().numpy().data)
+        return content.hexdigest()
 
-def digits() -> Dataset:
-    """The 1,797 handwritten digits (8x8, grey values 0 to 16) that scikit-learn bundles.
+    def __post_init__(self) -> None:
+        parts: dict[str, Any] = {"train": self.train, "test": self.test}
+        if self.validation is not None:
+            parts["validation"] = self.validation
+        for part, examples in parts.items():
+            self._check(f"{part} labels", examples.labels, self.classes, "classes")
+            if self.domains:
+                self._check(f"{part} domains", examples.domains, self.domains, "domains")
+        if len(self.train) == 0:
+            raise DataError(f"{self.name}: no training examples; check where the data came from.")
 
-    The split is fixed and stratified: every fifth image of a class, in stored order, is test, the
-    next one validation.
-
-    >>> data = digits()
-    >>> len(data.train), len(data.validation), len(data.test)
-    (1071, 362, 364)
-    """
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    inputs = torch.from_numpy(bunch.images.astype(np.uint8)).unsqueeze(1)
-    labels = torch.from_numpy(bunch.target.astype(np.int64))
-    everything = Examples(inputs, labels)
-    rank = torch.empty_like(labels)
-    for label in labels.unique():
-        of_class = labels == label
-        rank[of_class] = torch.arange(int(of_class.sum()))
-    part = rank % 5
-    return Dataset(
-        name="digits",
-        train=everything[part >= 2],
-        test=everything[part == 0],
-        validation=everything[part == 1],
-        classes=tuple(str(name) for name in bunch.target_names),
-    )
+    def _check(self, what: str, ids: Tensor | None, names: tuple[str, ...], kind: str) -> None:
+        if ids is None:
+            raise DataError(f"{self.name}: {kind} are named but there are no {what}; give both.")
+        if ids.dtype != torch.int64:
+            raise DataError(f"{self.name}: {what} are {ids.dtype}; give int64.")
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(names):
+            raise DataError(
+                f"{self.name}: {what} run from {int(ids.min())} to {int(ids.max())}, but there are "
+                f"{len(names)} {kind}; number them from 0 to {len(names) - 1}."
+            )

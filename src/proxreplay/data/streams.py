@@ -1,37 +1,74 @@
-"""Streams: the order in which examples arrive, and what is set aside to judge the learner."""
+"""A stream: batches in the order in which they arrive, with a position to save and restore."""
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-import torch
 from torch import Tensor
 
 from proxreplay.batch import Batch
-from proxreplay.data.datasets import Dataset, Examples
+from proxreplay.data.datasets import Examples
 from proxreplay.errors import InputError
-from proxreplay.seeding import generator
 
 ShortLast = Literal["buffer_only", "train", "drop"]
 
 
 @dataclass(frozen=True)
-class Task:
-    """One stretch of the stream.
+class Subset:
+    """Some rows of the examples, in an order of their own; nothing is copied until it is asked for.
 
     Args:
-        train: the examples that arrive, in order of arrival.
-        validation: held out to judge the learner at every moment.
-        test: held out for the end.
+        source: where the rows lie.
+        rows: ``[n]``, int64.
     """
 
-    train: Examples
-    validation: Examples
-    test: Examples
+    source: Examples
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, places: slice) -> Examples:
+        return self.source[self.rows[places]]
+
+    @property
+    def labels(self) -> Tensor:
+        """Labels ``[n]``, without touching the inputs."""
+        return self.source.labels[self.rows]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One stretch of the stream, and what is held out to judge the learner on it.
+
+    Args:
+        name: for people to read.
+        train: the examples that arrive, in order of arrival.
+        held_out: for judging the learner at every moment; see ``validation``.
+        final: for judging it at the end; see ``test``.
+    """
+
+    name: str
+    train: Subset
+    held_out: Subset
+    final: Subset
+
+    @property
+    def validation(self) -> Examples:
+        """The examples held out to judge the learner at every moment: gathered now, not kept."""
+        return self.held_out[:]
+
+    @property
+    def test(self) -> Examples:
+        """The examples held out for the end: gathered now, not kept."""
+        return self.final[:]
 
 
 class Stream:
     """An iterator over batches with a position that can be saved and restored exactly.
+
+    The learner is handed inputs and labels only; ``task`` and ``position`` are for the evaluator.
 
     Args:
         tasks: in order of arrival.
@@ -42,23 +79,27 @@ class Stream:
     """
 
     def __init__(
-        self, tasks: list[Task], batch_size: int = 10, short_last: ShortLast = "buffer_only"
+        self, tasks: Sequence[Task], batch_size: int = 10, short_last: ShortLast = "buffer_only"
     ) -> None:
         if batch_size < 1:
             raise InputError(f"Stream: batch_size={batch_size}; give at least 1.")
-        self.tasks = tasks
+        if short_last not in get_args(ShortLast):
+            raise InputError(
+                f"Stream: short_last={short_last!r}; give one of {', '.join(get_args(ShortLast))}."
+            )
+        self.tasks = list(tasks)
         self.batch_size = batch_size
         self.short_last = short_last
         self.position = 0
-        self._slices = [
+        self._starts = [
             (t, start)
-            for t, task in enumerate(tasks)
+            for t, task in enumerate(self.tasks)
             for start in range(0, len(task.train), batch_size)
             if short_last != "drop" or start + batch_size <= len(task.train)
         ]
 
     def __len__(self) -> int:
-        return len(self._slices)
+        return len(self._starts)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -66,85 +107,63 @@ class Stream:
     def __next__(self) -> Batch:
         if self.position >= len(self):
             raise StopIteration
-        t, start = self._slices[self.position]
-        examples = self.tasks[t].train[torch.arange(start, self._stop(t, start))]
-        full = len(examples) == self.batch_size
+        t, start = self._starts[self.position]
+        examples = self.tasks[t].train[start : start + self.batch_size]
         batch = Batch(
             examples.inputs,
             examples.labels,
             task=t,
             position=self.position,
-            train=full or self.short_last == "train",
+            train=self._trained(self.position),
         )
         self.position += 1
         return batch
 
-    def _stop(self, t: int, start: int) -> int:
-        return min(start + self.batch_size, len(self.tasks[t].train))
+    def _trained(self, position: int) -> bool:
+        t, start = self._starts[position]
+        full = start + self.batch_size <= len(self.tasks[t].train)
+        return full or self.short_last == "train"
+
+    @property
+    def trained_batches(self) -> int:
+        """How many batches of the whole stream SGD steps are made on."""
+        return sum(self._trained(position) for position in range(len(self)))
 
     def task_at(self, position: int) -> int:
         """The task that the batch at a position comes from."""
-        return self._slices[position][0]
+        if not 0 <= position < len(self):
+            raise InputError(
+                f"Stream: position {position} of {len(self)} batches; give 0 to {len(self) - 1}."
+            )
+        return self._starts[position][0]
+
+    def fingerprint(self) -> str:
+        """A digest of what arrives and in which order; two streams share it only if they agree."""
+        digest = hashlib.sha256(f"{self.batch_size}/{self.short_last}".encode())
+        for task in self.tasks:
+            for tensor in (task.train.rows, task.train.labels):
+                digest.update(f"/{len(tensor)}/".encode())
+                digest.update(tensor.numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream is."""
-        return {"position": self.position}
+        """Where the stream is, and which stream it is."""
+        return {"position": self.position, "fingerprint": self.fingerprint()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved position."""
-        self.position = int(state["position"])
+        """Go to a saved position; the state of another stream is refused.
 
-
-def class_order(num_classes: int, seed: int) -> Tensor:
-    """The paper's order of classes: ``torch.manual_seed(seed); torch.randperm(num_classes)``."""
-    return torch.randperm(num_classes, generator=torch.Generator().manual_seed(seed))
-
-
-def class_incremental(
-    dataset: Dataset,
-    tasks: int,
-    seed: int,
-    *,
-    batch_size: int = 10,
-    short_last: ShortLast = "buffer_only",
-    validation_fraction: float = 0.05,
-) -> Stream:
-    """Tasks of equally many classes; the i-th class in the order of arrival gets label i.
-
-    Args:
-        dataset: where it brings no validation examples of its own, the last
-            ``validation_fraction`` of a random permutation of each task is set aside.
-        tasks: how many; must divide the number of classes.
-        seed: decides the order of classes and, independently, of examples.
-        batch_size: examples a batch.
-        short_last: see `Stream`.
-        validation_fraction: of each task's training examples.
-    """
-    num_classes = len(dataset.classes)
-    if tasks < 1 or num_classes % tasks:
-        raise InputError(
-            f"class_incremental: {tasks} tasks cannot share the {num_classes} classes of "
-            f"{dataset.name} equally; choose a divisor of {num_classes}."
-        )
-    order = class_order(num_classes, seed)
-    new_label = torch.empty_like(order)
-    new_label[order] = torch.arange(num_classes)
-    rng_split, rng_order = generator(seed, "validation"), generator(seed, "order")
-    result = []
-    for classes in order.view(tasks, -1):
-        train = _of_classes(dataset.train, classes, new_label)
-        if dataset.validation is None:
-            shuffled = torch.randperm(len(train), generator=rng_split)
-            kept = len(train) - int(validation_fraction * len(train))
-            train, validation = train[shuffled[:kept]], train[shuffled[kept:]]
-        else:
-            validation = _of_classes(dataset.validation, classes, new_label)
-        arrival = torch.randperm(len(train), generator=rng_order)
-        test = _of_classes(dataset.test, classes, new_label)
-        result.append(Task(train[arrival], validation, test))
-    return Stream(result, batch_size, short_last)
-
-
-def _of_classes(examples: Examples, classes: Tensor, new_label: Tensor) -> Examples:
-    chosen = examples[torch.isin(examples.labels, classes).nonzero().squeeze(1)]
-    return Examples(chosen.inputs, new_label[chosen.labels])
+        A state without ``fingerprint`` is taken as a bare position.
+        """
+        position = state["position"]
+        if not isinstance(position, int) or not 0 <= position <= len(self):
+            raise InputError(
+                f"Stream: position {position!r} cannot be restored; this stream has positions 0 to "
+                f"{len(self)}."
+            )
+        if state.get("fingerprint", self.fingerprint()) != self.fingerprint():
+            raise InputError(
+                "Stream: the saved position belongs to another stream; build it from the same "
+                "data with the same seed, tasks and batch size."
+            )
+        self.position = position

@@ -1,0 +1,72 @@
+from proxreplay.data import catalog, cifar100, pacs
+from proxreplay.data.catalog import CATALOG, check
+from tests.data.data_samples import cifar100_files, jpeg, mnist_files, tar_gz, write_files
+
+
+def by_name(root, **options):
+    return {status.name: status for status in check(root, **options)}
+
+
+def test_an_empty_root_has_only_what_is_bundled(tmp_path):
+    statuses = by_name(tmp_path)
+    assert list(statuses) == list(CATALOG)
+    assert [name for name, status in statuses.items() if status.found] == ["digits"]
+    for name, status in statuses.items():
+        if not status.found:
+            assert status.looked_for, name
+            assert all(path.is_relative_to(tmp_path) for path in status.looked_for)
+    assert statuses["mnist"].way_out == f"proxreplay data fetch mnist --data-root {tmp_path}"
+    assert "<domain>/<class>/<image>" in statuses["pacs"].way_out
+
+
+def test_a_root_with_spaces_gives_a_command_that_can_be_typed(tmp_path):
+    status = by_name(tmp_path / "my data")["cifar10"]
+    assert status.way_out.endswith(f"--data-root '{tmp_path}/my data'")
+
+
+def test_what_is_there_is_found_with_its_cache(tmp_path):
+    archive = tar_gz(tmp_path / "cifar-100-binary.tar.gz", cifar100_files()[0])
+    write_files(tmp_path / "mnist", mnist_files(compressed=True))
+    before = by_name(tmp_path)
+    assert before["cifar100"].sources == (archive,)
+    assert before["cifar100"].cache is None
+    assert len(before["mnist"].sources) == 4
+    cifar100(tmp_path)
+    assert by_name(tmp_path)["cifar100"].cache == tmp_path / "cifar100.cache"
+
+
+def test_three_of_four_files_are_not_enough(tmp_path):
+    files = mnist_files()
+    files.popitem()
+    write_files(tmp_path / "mnist", files)
+    assert not by_name(tmp_path)["mnist"].found
+
+
+def test_a_full_check_names_damage_and_differences(tmp_path):
+    archive = tar_gz(tmp_path / "cifar-100-binary.tar.gz", cifar100_files()[0])
+    cifar100(tmp_path)
+    sound = by_name(tmp_path, full=True)["cifar100"]
+    assert sound.problems == ()
+    assert "differs from the published file" in sound.remarks[0]
+    inputs = tmp_path / "cifar100.cache" / "test.inputs.npy"
+    content = bytearray(inputs.read_bytes())
+    content[-1] ^= 1
+    inputs.write_bytes(content)
+    archive.write_bytes(archive.read_bytes()[:-100])
+    problems = " ".join(by_name(tmp_path, full=True)["cifar100"].problems)
+    assert "is damaged" in problems
+    assert "rebuilt at the next start" in problems
+
+
+def test_cache_keys_are_those_the_readers_use(tmp_path):
+    images = {f"{d}/{c}/{i}.jpg": jpeg() for d in "ab" for c in "xy" for i in range(5)}
+    write_files(tmp_path / "pacs", images)
+    pacs(tmp_path)
+    assert by_name(tmp_path)["pacs"].cache == tmp_path / "pacs-64px.cache"
+
+
+def test_every_download_has_an_md5_and_a_name():
+    for entry in catalog.CATALOG.values():
+        for file in entry.files:
+            assert len(bytes.fromhex(file.md5)) == 16
+            assert file.name.endswith((".gz", ".zip"))
