@@ -1,135 +1,498 @@
-"""What is remembered: examples in preallocated tensors, and who stays when there is no room."""
+"""What is remembered: who stays when there is no room, and fair draws from those who stayed.
+
+Every memory here follows one rule. An example gets a weight on arrival, belongs to a group, and a
+group keeps its ``quota`` largest weights:
+
+    memory          group   weight      quota
+    class-balanced  label   U(0, 1)     capacity shared equally by the labels seen
+    reservoir       one     U(0, 1)     capacity
+    ring            one     arrival     capacity
+    unlimited       one     arrival     none
+"""
 
 import heapq
-from typing import Any
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from proxreplay.batch import Batch
 from proxreplay.errors import InputError
+from proxreplay.replay.storage import Storage
+
+RESERVED = ("inputs", "labels", "id", "position")
 
 
-class Storage:
-    """Rows of tensors at slots ``0 .. len-1`` without gaps; grows in chunks."""
+@dataclass
+class Group:
+    """The examples that compete for the same places.
 
-    def __init__(self) -> None:
-        self.tensors: dict[str, Tensor] = {}
-        self.size = 0
+    Args:
+        heap: ``(weight, id)`` of those stored, smallest first.
+        bar: the largest weight ever turned away. Only larger ones are let in, also where a removal
+            has left room, so that what is stored is always *all* examples above one weight: a
+            uniform sample of those seen and not removed.
+    """
 
-    def append(self, rows: dict[str, Tensor]) -> int:
-        """Store one row of every field; returns its slot."""
-        if not self.tensors:
-            self.tensors = {k: v.new_empty((64, *v.shape)) for k, v in rows.items()}
-        slot = self.size
-        if slot == len(next(iter(self.tensors.values()))):
-            self.tensors = {
-                k: torch.cat([v, v.new_empty(v.shape)]) for k, v in self.tensors.items()
-            }
-        for name, value in rows.items():
-            self.tensors[name][slot] = value
-        self.size += 1
-        return slot
+    heap: list[tuple[float, int]] = field(default_factory=list)
+    bar: float = -math.inf
 
-    def remove(self, slot: int) -> int:
-        """Fill the slot with the last row; returns the slot that row came from."""
-        last = self.size - 1
-        if slot != last:
-            for tensor in self.tensors.values():
-                tensor[slot] = tensor[last]
-        self.size = last
-        return last
+    def offer(self, weight: float, identity: int, quota: int) -> int | None:
+        """Let an example in if its weight is large enough; returns the id that has to go."""
+        if weight <= self.bar:
+            return identity
+        if len(self.heap) < quota:
+            heapq.heappush(self.heap, (weight, identity))
+            return None
+        self.bar, loser = heapq.heappushpop(self.heap, (weight, identity))
+        return loser
+
+    def remove(self, ids: set[int]) -> None:
+        """Take examples out; a group that nothing is left of starts anew."""
+        self.heap = [entry for entry in self.heap if entry[1] not in ids]
+        heapq.heapify(self.heap)
+        if not self.heap:
+            self.bar = -math.inf
+
+    def shrink(self, quota: int) -> list[int]:
+        """Turn the smallest weights away until the quota is met; returns their ids."""
+        losers = []
+        while len(self.heap) > quota:
+            self.bar, loser = heapq.heappop(self.heap)
+            losers.append(loser)
+        return losers
 
 
-class ClassBalancedMemory:
-    """A uniform sample of every class's stream so far, with equal quotas that adapt to new classes.
+class Memory(ABC):
+    """Examples from the stream that can be replayed, with what was stored beside them.
 
-    Every example gets a weight ~ U(0, 1) on arrival; each class keeps the largest of its weights.
-    With ``k`` classes seen, the quota of a class is ``floor(capacity / k)``, plus one for the
-    first ``capacity mod k`` labels. Unused quota is not lent to other classes.
+    Every example ever offered gets an id, counting up from 0. Stored beside inputs, labels and the
+    extras of its batch are its ``id`` and its stream ``position`` (that of the batch, or how many
+    batches were added before).
+
+    A floating extra may grow in its last size (the logits of a growing head): what was stored
+    earlier is padded with NaN. Everything else keeps the dtype and shape of the first batch.
 
     Args:
         capacity: how many examples at the most.
+        capacity_bytes: instead of ``capacity``, how many bytes their rows may take.
+        device: where the examples live; None for wherever the first batch is.
+    """
+
+    def __init__(
+        self,
+        capacity: int | None = None,
+        *,
+        capacity_bytes: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if (capacity is None) == (capacity_bytes is None):
+            raise InputError(
+                f"{self._name}: capacity={capacity}, capacity_bytes={capacity_bytes}; give one of "
+                "them, or take an UnlimitedMemory."
+            )
+        limit = capacity_bytes if capacity is None else capacity
+        if limit is not None and limit < 1:
+            raise InputError(f"{self._name}: a capacity of {limit}; give at least 1.")
+        self._set_up(capacity, capacity_bytes, device)
+
+    def _set_up(
+        self,
+        capacity: int | None,
+        capacity_bytes: int | None,
+        device: torch.device | str | None,
+    ) -> None:
+        self.capacity = capacity
+        self.capacity_bytes = capacity_bytes
+        self._storage = Storage(None if device is None else torch.device(device))
+        self._groups: dict[int, Group] = {}
+        self._quotas: dict[int, int] | None = None  # what the groups were last cut to
+        self._counts: Counter[int] = Counter()
+        self._next_id = 0
+        self._batches = 0
+        self._changes = 0
+
+    @abstractmethod
+    def _group_of(self, label: int) -> int:
+        """The group an example with this label competes in."""
+
+    @abstractmethod
+    def _weights(self, ids: range, generator: torch.Generator) -> list[float]:
+        """The weights of examples that arrive; the larger ones stay."""
+
+    def quotas(self) -> dict[int, int]:
+        """How many examples each group may keep: the label of a class, or 0 where all are one."""
+        if self.capacity is None:
+            return {}
+        share, rest = divmod(self.capacity, max(1, len(self._groups)))
+        return {group: share + (i < rest) for i, group in enumerate(sorted(self._groups))}
+
+    def __len__(self) -> int:
+        return len(self._storage)
+
+    def __contains__(self, identity: int) -> bool:
+        """Whether the example with this id is stored."""
+        return identity in self._storage.slots
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Every example once, as `batches` of the default size."""
+        return self.batches()
+
+    @property
+    def class_counts(self) -> dict[int, int]:
+        """How many examples of each class are stored, by ascending label."""
+        return dict(sorted(self._counts.items()))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated for the rows of the examples."""
+        return self._storage.nbytes
+
+    @property
+    def ids(self) -> Tensor:
+        """The ids of the examples stored, ``[len]`` int64, in the order of `batches`."""
+        return torch.tensor(self._storage.ids, dtype=torch.int64)
+
+    @torch.no_grad()
+    def add(self, batch: Batch, generator: torch.Generator) -> Tensor:
+        """Offer a batch to the memory.
+
+        Args:
+            batch: ``n`` examples; its extras are stored with them.
+            generator: draws the weights.
+
+        Returns:
+            The ids of the examples, ``[n]`` int64, whether they are stored or not.
+        """
+        rows = self._rows(batch)
+        self._fit_capacity(rows)
+        labels = batch.labels.tolist()
+        ids = range(self._next_id, self._next_id + len(batch))
+        stored, gone = self._elect(ids, labels, self._weights(ids, generator))
+        if stored or gone:
+            self._discount(gone)
+            self._counts.update(labels[i - ids.start] for i in stored)
+            self._storage.exchange(gone, stored, _select(rows, ids, stored), self.capacity)
+        self._next_id = ids.stop
+        self._batches += 1
+        self._changes += 1
+        return torch.arange(ids.start, ids.stop)
+
+    def sample(self, n: int, generator: torch.Generator) -> Batch:
+        """``n`` examples (all, if fewer are stored), uniformly and without replacement.
+
+        The extras of the batch are the stored extras, ``id`` and ``position``.
+        """
+        self._check_not_empty("sample")
+        if n < 1:
+            raise InputError(f"{self._name}.sample: n={n}; give at least 1.")
+        return _batch(self._storage.gather(distinct(n, len(self), generator)))
+
+    def inputs(self, n: int | None = None, generator: torch.Generator | None = None) -> Tensor:
+        """Copies of the stored inputs, all or a random ``n``, for a refresh."""
+        self._check_not_empty("inputs")
+        stored = self._storage.tensors["inputs"]
+        if n is None or n >= len(self):
+            return stored[: len(self)].clone()
+        if n < 1 or generator is None:
+            raise InputError(
+                f"{self._name}.inputs: n={n} and generator={generator}; give at least 1 and a "
+                "generator to draw them, or n=None for all."
+            )
+        return stored.index_select(0, distinct(n, len(self), generator).to(stored.device))
+
+    def batches(self, size: int = 256) -> Iterator[Batch]:
+        """Every example once, in batches of ``size``; the memory must not change meanwhile."""
+        if size < 1:
+            raise InputError(f"{self._name}.batches: size={size}; give at least 1.")
+        changes = self._changes
+        for start in range(0, len(self), size):
+            if self._changes != changes:
+                raise InputError(
+                    f"{self._name}: changed while being iterated over; finish the iteration first."
+                )
+            yield _batch(self._storage.gather(slice(start, min(start + size, len(self)))))
+
+    def remove(self, ids: Tensor | Iterable[int]) -> int:
+        """Delete examples and overwrite their bytes; returns how many of them were stored.
+
+        Ids that are not stored any more are passed over: those examples are gone already. An id
+        that was never given out is an error, and then nothing is deleted.
+
+        Where the memory is a uniform sample, what is left is one of everything seen and not
+        removed, and the places that became free are filled only as fast as keeps it so.
+        """
+        wanted = {int(i) for i in (ids.tolist() if isinstance(ids, Tensor) else ids)}
+        unknown = sorted(i for i in wanted if not 0 <= i < self._next_id)
+        if unknown:
+            raise InputError(
+                f"{self._name}.remove: ids {unknown[:10]} were never given out; the last one was "
+                f"{self._next_id - 1}. Nothing was removed."
+            )
+        gone = [i for i in wanted if i in self]
+        if gone:
+            self._delete(gone)
+        return len(gone)
+
+    def remove_class(self, label: int) -> int:
+        """Delete the examples of a class; returns how many were stored."""
+        labels = self._storage.tensors["labels"][: len(self)].tolist() if len(self) else []
+        gone = [i for i, other in zip(self._storage.ids, labels, strict=True) if other == label]
+        if gone:
+            self._delete(gone)
+        return len(gone)
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the examples to another device."""
+        self._storage.to(torch.device(device))
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what happens next: tensors (copies), numbers and strings."""
+        weights = {i: w for group in self._groups.values() for w, i in group.heap}
+        size = len(self)
+        return {
+            "kind": self._name,
+            "capacity": self.capacity,
+            "capacity_bytes": self.capacity_bytes,
+            "next_id": self._next_id,
+            "batches": self._batches,
+            "bars": {name: group.bar for name, group in self._groups.items()},
+            "weights": torch.tensor(
+                [weights.get(i, math.nan) for i in self._storage.ids], dtype=torch.float64
+            ),
+            "fields": self._storage.gather(slice(0, size)),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state, exactly; the memory must be of the same kind and capacity."""
+        capacity = self.capacity if self.capacity_bytes is None else state["capacity"]
+        mine = self._name, capacity, self.capacity_bytes
+        saved = state["kind"], state["capacity"], state["capacity_bytes"]
+        if mine != saved:
+            raise InputError(
+                f"{self._name}.load_state_dict: (kind, capacity, capacity_bytes) is {mine} but "
+                f"{saved} was saved; make the memory as it was."
+            )
+        fields: dict[str, Tensor] = state["fields"]
+        storage = Storage(self._storage.device)
+        groups = {name: Group(bar=bar) for name, bar in state["bars"].items()}
+        counts: Counter[int] = Counter()
+        if fields:
+            ids, labels = fields["id"].tolist(), fields["labels"].tolist()
+            storage.exchange((), ids, fields, state["capacity"])
+            counts.update(labels)
+            if groups:
+                for i, label, weight in zip(ids, labels, state["weights"].tolist(), strict=True):
+                    groups[self._group_of(label)].heap.append((weight, i))
+        for group in groups.values():
+            heapq.heapify(group.heap)
+        self._storage, self._groups, self._counts = storage, groups, counts
+        self.capacity = state["capacity"]
+        self._next_id, self._batches = state["next_id"], state["batches"]
+        self._changes += 1
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _check_not_empty(self, action: str) -> None:
+        if len(self) == 0:
+            raise InputError(f"{self._name}.{action}: nothing is stored; add a batch first.")
+
+    def _rows(self, batch: Batch) -> dict[str, Tensor]:
+        """The fields of a batch, checked against what is stored."""
+        if batch.labels.dtype != torch.int64:
+            raise InputError(f"{self._name}.add: labels of dtype {batch.labels.dtype}; give int64.")
+        taken = sorted(set(RESERVED) & batch.extras.keys())
+        if taken:
+            raise InputError(
+                f"{self._name}.add: extras named {taken}; the memory writes those itself. "
+                "Rename or drop them."
+            )
+        n = len(batch)
+        position = self._batches if batch.position is None else batch.position
+        rows = {
+            "inputs": batch.inputs,
+            "labels": batch.labels,
+            **batch.extras,
+            "id": torch.arange(self._next_id, self._next_id + n),
+            "position": torch.full((n,), position),
+        }
+        self._storage.check(rows)
+        return rows
+
+    def _fit_capacity(self, rows: dict[str, Tensor]) -> None:
+        """Translate a capacity in bytes to items, anew when the rows have become wider."""
+        if self.capacity_bytes is None:
+            return
+        row_nbytes = self._storage.row_nbytes(rows)
+        capacity = self.capacity_bytes // row_nbytes
+        if capacity < 1:
+            raise InputError(
+                f"{self._name}: capacity_bytes={self.capacity_bytes} but one example takes "
+                f"{row_nbytes}; give at least that."
+            )
+        if capacity != self.capacity:
+            self.capacity = capacity
+            self._quotas = None
+
+    def _elect(
+        self, ids: range, labels: list[int], weights: list[float]
+    ) -> tuple[list[int], list[int]]:
+        """Who of the newcomers stays, and which stored examples go."""
+        if self.capacity is None:
+            return list(ids), []
+        names = [self._group_of(label) for label in labels]
+        for name in names:
+            if name not in self._groups:
+                self._groups[name] = Group()
+                self._quotas = None
+        gone: list[int] = []
+        if self._quotas is None:
+            self._quotas = self.quotas()
+            for name, group in self._groups.items():
+                gone += group.shrink(self._quotas[name])
+        losers: set[int] = set()
+        for i, name, weight in zip(ids, names, weights, strict=True):
+            loser = self._groups[name].offer(weight, i, self._quotas[name])
+            if loser is not None:
+                losers.add(loser)
+        gone += sorted(i for i in losers if i < ids.start)
+        return [i for i in ids if i not in losers], gone
+
+    def _labels_of(self, ids: list[int]) -> list[int]:
+        slots = torch.tensor([self._storage.slots[i] for i in ids], dtype=torch.int64)
+        labels = self._storage.tensors["labels"]
+        found: list[int] = labels.index_select(0, slots.to(labels.device)).tolist()
+        return found
+
+    def _discount(self, gone: list[int]) -> None:
+        for label in self._labels_of(gone) if gone else ():
+            self._counts[label] -= 1
+            if self._counts[label] == 0:
+                del self._counts[label]
+
+    def _delete(self, gone: list[int]) -> None:
+        """Take stored examples out of their groups and overwrite their rows."""
+        leaving = set(gone)
+        for name in {self._group_of(label) for label in self._labels_of(gone)} & set(self._groups):
+            self._groups[name].remove(leaving)
+        self._discount(gone)
+        self._storage.exchange(gone)
+        self._changes += 1
+
+
+class ClassBalancedMemory(Memory):
+    """A uniform sample of every class's stream so far, with equal quotas that adapt to new classes.
+
+    With ``k`` classes seen, the quota of a class is ``floor(capacity / k)``, plus one for the first
+    ``capacity mod k`` labels in ascending order. Unused quota is not lent to other classes: with
+    ``n_c`` examples of class c seen, ``len = sum_c min(n_c, quota_c)`` at every moment. After a
+    removal it is at most that.
 
     >>> memory = ClassBalancedMemory(capacity=4)
     >>> rng = torch.Generator().manual_seed(0)
     >>> memory.add(Batch(torch.arange(6).view(6, 1), torch.tensor([0, 0, 0, 0, 0, 7])), rng)
+    tensor([0, 1, 2, 3, 4, 5])
     >>> memory.class_counts
     {0: 2, 7: 1}
     """
 
-    def __init__(self, capacity: int) -> None:
-        if capacity < 1:
-            raise InputError(f"ClassBalancedMemory: capacity={capacity}; give at least 1.")
-        self.capacity = capacity
-        self._storage = Storage()
-        self._heaps: dict[
-            int, list[tuple[float, int]]
-        ] = {}  # label -> (weight, id), smallest first
-        self._slots: dict[int, int] = {}  # id -> slot
-        self._ids: list[int] = []  # slot -> id
-        self._next_id = 0
+    def _group_of(self, label: int) -> int:
+        return label
 
-    def __len__(self) -> int:
-        return self._storage.size
+    def _weights(self, ids: range, generator: torch.Generator) -> list[float]:
+        return _uniform(len(ids), generator)
 
-    @property
-    def class_counts(self) -> dict[int, int]:
-        """How many examples of each class are stored."""
-        return {label: len(heap) for label, heap in sorted(self._heaps.items())}
+    def remove_class(self, label: int) -> int:
+        """Delete a class as if it had never been seen; returns how many examples were stored.
 
-    def quotas(self) -> dict[int, int]:
-        """How many examples each class seen so far may keep."""
-        share, rest = divmod(self.capacity, len(self._heaps))
-        return {label: share + (i < rest) for i, label in enumerate(sorted(self._heaps))}
+        The other classes share its quota from then on.
+        """
+        removed = super().remove_class(label)
+        if self._groups.pop(label, None) is not None:
+            self._quotas = None
+        return removed
 
-    def add(self, batch: Batch, generator: torch.Generator) -> None:
-        """Offer a batch to the memory; ``generator`` draws the weights."""
-        weights = torch.rand(len(batch), generator=generator, dtype=torch.float64).tolist()
-        labels = batch.labels.tolist()
-        newcomers = set(labels) - set(self._heaps)
-        for label in newcomers:
-            self._heaps[label] = []
-        quotas = self.quotas()
-        if newcomers:
-            for label, heap in self._heaps.items():
-                while len(heap) > quotas[label]:
-                    self._forget(heapq.heappop(heap)[1])
-        for i, (label, weight) in enumerate(zip(labels, weights, strict=True)):
-            heap = self._heaps[label]
-            if len(heap) == quotas[label]:
-                if not heap or heap[0][0] >= weight:
-                    continue
-                self._forget(heapq.heappop(heap)[1])
-            heapq.heappush(heap, (weight, self._remember(batch, i)))
 
-    def sample(self, n: int, generator: torch.Generator) -> Batch:
-        """``n`` examples (all, if fewer are stored), uniformly and without replacement."""
-        slots = torch.randperm(len(self), generator=generator)[:n]
-        return self._batch(slots)
+class ReservoirMemory(Memory):
+    """A uniform sample of the whole stream so far, whatever the labels."""
 
-    def inputs(self, n: int | None = None, generator: torch.Generator | None = None) -> Tensor:
-        """The stored inputs, all or a random ``n``, for a refresh."""
-        if n is None or n >= len(self):
-            return self._batch(torch.arange(len(self))).inputs
-        return self._batch(torch.randperm(len(self), generator=generator)[:n]).inputs
+    def _group_of(self, label: int) -> int:
+        return 0
 
-    def _batch(self, slots: Tensor) -> Batch:
-        fields: dict[str, Any] = {k: v[slots] for k, v in self._storage.tensors.items()}
-        return Batch(fields.pop("inputs"), fields.pop("labels"), extras=fields)
+    def _weights(self, ids: range, generator: torch.Generator) -> list[float]:
+        return _uniform(len(ids), generator)
 
-    def _remember(self, batch: Batch, i: int) -> int:
-        row = {"inputs": batch.inputs[i], "labels": batch.labels[i]}
-        row |= {name: tensor[i] for name, tensor in batch.extras.items()}
-        identity, self._next_id = self._next_id, self._next_id + 1
-        self._slots[identity] = self._storage.append(row)
-        self._ids.append(identity)
-        return identity
 
-    def _forget(self, identity: int) -> None:
-        slot = self._slots.pop(identity)
-        self._storage.remove(slot)
-        moved = self._ids.pop()
-        if moved != identity:
-            self._ids[slot] = moved
-            self._slots[moved] = slot
+class RingMemory(Memory):
+    """The most recent examples; a newcomer takes the place of the oldest."""
+
+    def _group_of(self, label: int) -> int:
+        return 0
+
+    def _weights(self, ids: range, generator: torch.Generator) -> list[float]:
+        return [float(i) for i in ids]
+
+
+class UnlimitedMemory(Memory):
+    """Everything that was ever added and not removed.
+
+    Args:
+        device: where the examples live; None for wherever the first batch is.
+    """
+
+    def __init__(self, *, device: torch.device | str | None = None) -> None:
+        self._set_up(None, None, device)
+
+    def _group_of(self, label: int) -> int:
+        return 0
+
+    def _weights(self, ids: range, generator: torch.Generator) -> list[float]:
+        return []
+
+
+def distinct(n: int, total: int, generator: torch.Generator) -> Tensor:
+    """``n`` different numbers of ``0 .. total-1`` (all, if fewer), every ordered choice as likely.
+
+    Draws among the next power of two and leaves out what is too large or was drawn before, which is
+    exact and costs ``O(n)`` however large ``total`` is; sorts random keys where ``n`` is near it.
+
+    >>> sorted(distinct(9, 3, torch.Generator()).tolist())
+    [0, 1, 2]
+    """
+    if 2 * n > total:
+        keys = torch.rand(total, dtype=torch.float64, generator=generator, device=generator.device)
+        return keys.argsort()[:n]
+    bits = (total - 1).bit_length()
+    found: dict[int, None] = {}
+    while len(found) < n:
+        shape = (4 * (n - len(found)),)
+        draws = torch.randint(1 << bits, shape, generator=generator, device=generator.device)
+        found.update(dict.fromkeys(value for value in draws.tolist() if value < total))
+    return torch.tensor(list(found)[:n])
+
+
+def _uniform(n: int, generator: torch.Generator) -> list[float]:
+    draws = torch.rand(n, dtype=torch.float64, generator=generator, device=generator.device)
+    weights: list[float] = draws.tolist()
+    return weights
+
+
+def _select(rows: dict[str, Tensor], ids: range, stored: list[int]) -> dict[str, Tensor]:
+    """The rows of those examples that are stored."""
+    if len(stored) == len(ids):
+        return rows
+    chosen = torch.tensor([i - ids.start for i in stored], dtype=torch.int64)
+    return {name: row.index_select(0, chosen.to(row.device)) for name, row in rows.items()}
+
+
+def _batch(fields: dict[str, Tensor]) -> Batch:
+    extras = {name: tensor for name, tensor in fields.items() if name not in ("inputs", "labels")}
+    return Batch(fields["inputs"], fields["labels"], extras=extras)
