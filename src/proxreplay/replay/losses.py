@@ -1,19 +1,278 @@
-"""Replay losses: ``(model, incoming, replay) -> loss``, each a small function any loop can call."""
+"""Replay losses: ``(model, incoming, replay) -> loss``, small frozen objects any loop can call.
+
+Symbols: ``B`` is the incoming batch, ``M`` the replayed one, ``CE`` the mean cross-entropy, ``z``
+the logits. A loss with nothing to replay (``replay`` is None) is ``CE(B)``.
+
+The lower-case names are ready to use with the defaults; the classes take the options:
+
+    loss=lode                  loss=Lode(rho=0.05)
+
+A loss is pure. What it needs beyond inputs and labels it declares as `Needs`, and finds in
+``replay.extras``; a loop of your own provides it, and `Learner` does so by itself.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxreplay.batch import Batch
+from proxreplay.errors import InputError
+from proxreplay.models.heads import INACTIVE_LOGIT
 
 Loss = Callable[[nn.Module, Batch, Batch | None], Tensor]
 
 
-def er(model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
-    """Experience replay: mean cross-entropy over all examples in one joint forward."""
-    if replay is None:
+@dataclass(frozen=True)
+class Needs:
+    """What a loss asks of the loop that calls it.
+
+    Args:
+        draws: how many independent draws from the memory ``replay`` holds, one after the other,
+            equally many examples each; 0 if it never looks at ``replay``.
+        stored_logits: ``replay.extras["logits"]``: what the model said about each example when it
+            was stored, ``[n, classes]``; NaN where a class did not exist.
+        teacher_every: ``replay.extras["teacher"]``: the logits, on the same inputs, of a frozen
+            copy of the model taken after the first stream batch and every so many later.
+    """
+
+    draws: int = 1
+    stored_logits: bool = False
+    teacher_every: int | None = None
+
+
+def needs_of(loss: Loss) -> Needs:
+    """The needs a loss declares; a plain function needs one draw and nothing else."""
+    needs: Needs = getattr(loss, "needs", Needs())
+    return needs
+
+
+@dataclass(frozen=True)
+class Finetune:
+    """No replay at all: ``L = CE(B)``."""
+
+    needs: ClassVar[Needs] = Needs(draws=0)
+
+    def __call__(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+        """Mean cross-entropy of the incoming batch."""
         return F.cross_entropy(model(incoming.inputs), incoming.labels)
-    logits = model(torch.cat([incoming.inputs, replay.inputs]))
-    return F.cross_entropy(logits, torch.cat([incoming.labels, replay.labels]))
+
+
+@dataclass(frozen=True)
+class Er:
+    """Experience replay: ``L = CE(B u M)``, the mean over all examples of one joint forward."""
+
+    needs: ClassVar[Needs] = Needs()
+
+    def __call__(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+        """Mean cross-entropy over both batches."""
+        if replay is None:
+            return F.cross_entropy(model(incoming.inputs), incoming.labels)
+        logits = model(torch.cat([incoming.inputs, replay.inputs]))
+        return F.cross_entropy(logits, torch.cat([incoming.labels, replay.labels]))
+
+
+@dataclass(frozen=True)
+class ErAce:
+    """Asymmetric cross-entropy: incoming examples compete among the classes of their batch only.
+
+        L = alpha CE_Cn(B) + (1 - alpha) CE(M),     Cn = labels present in B
+
+    Args:
+        alpha: the share of the incoming batch.
+    """
+
+    alpha: float = 0.5
+    needs: ClassVar[Needs] = Needs()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise InputError(f"ErAce: alpha={self.alpha}; give a number from 0 to 1.")
+
+    def __call__(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+        """Two forwards: incoming, replay."""
+        logits: Tensor = model(incoming.inputs)
+        if replay is None:
+            return F.cross_entropy(logits, incoming.labels)
+        new = present(incoming.labels, logits.shape[1])
+        within = F.cross_entropy(restricted(logits, new), incoming.labels)
+        replayed = F.cross_entropy(model(replay.inputs), replay.labels)
+        return self.alpha * within + (1 - self.alpha) * replayed
+
+
+@dataclass(frozen=True)
+class Lode:
+    """Loss decoupling: telling new classes apart and telling new from old are weighted apart.
+
+        L = 1/2 ( CE_Cn(B) + beta_2 mean_B[ lse(z) - lse(z_Cn) ] + CE(M) )
+
+    Task-free, ``Cn`` are the labels present in B, ``Co`` all other outputs of the head, and
+    ``beta_2 = rho |Cn| / |Co|``. With known tasks of equal size (the method's original form), the
+    task ``t`` of B holds labels ``t c .. t c + c - 1``, ``Cn`` are the labels from ``t c`` on and
+    ``beta_2 = rho / t``; in the first task that is plain ``1/2 (CE(B) + CE(M))``.
+    ``rho = 0`` is `ErAce` with ``alpha = 0.5``.
+
+    Args:
+        rho: how hard new classes push old ones down.
+        classes_per_task: ``c`` for the original form; None for the task-free one.
+    """
+
+    rho: float = 0.1
+    classes_per_task: int | None = None
+    needs: ClassVar[Needs] = Needs()
+
+    def __post_init__(self) -> None:
+        _check_weights("Lode", rho=self.rho)
+        if self.classes_per_task is not None and self.classes_per_task < 1:
+            raise InputError(
+                f"Lode: classes_per_task={self.classes_per_task}; give at least 1, or None for "
+                "the task-free form."
+            )
+
+    def __call__(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+        """Two forwards: incoming, replay."""
+        logits: Tensor = model(incoming.inputs)
+        if replay is None:
+            return F.cross_entropy(logits, incoming.labels)
+        new, beta_2 = self._split(incoming.labels, logits.shape[1])
+        logits_new = restricted(logits, new)
+        within = F.cross_entropy(logits_new, incoming.labels)
+        between = (logits.logsumexp(dim=1) - logits_new.logsumexp(dim=1)).mean()
+        replayed = F.cross_entropy(model(replay.inputs), replay.labels)
+        return 0.5 * (within + beta_2 * between + replayed)
+
+    def _split(self, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+        """Which classes are new, ``[classes]``, and ``beta_2``."""
+        if self.classes_per_task is None:
+            new = present(labels, classes)
+            # Without old classes lse(z) = lse(z_Cn): any finite beta_2 will do.
+            return new, self.rho * new.sum() / (~new).sum().clamp(min=1)
+        task = labels.min() // self.classes_per_task
+        new = torch.arange(classes, device=labels.device) >= task * self.classes_per_task
+        beta_2: Tensor = self.rho / task.clamp(min=1)
+        return new, beta_2
+
+
+@dataclass(frozen=True)
+class Derpp:
+    """Dark experience replay++, with the logits each example had when it was stored.
+
+        L = CE(B) + logit_weight MSE(z(M1), stored logits) + replay_weight CE(M2)
+
+    M1 and M2 are independent draws. The MSE is the mean over all examples and those classes that
+    were there, and learned, at storage time.
+
+    Args:
+        replay_weight: of the replayed cross-entropy (the method's beta).
+        logit_weight: of the distance from the stored logits (the method's alpha).
+    """
+
+    replay_weight: float = 1.0
+    logit_weight: float = 0.5
+    needs: ClassVar[Needs] = Needs(draws=2, stored_logits=True)
+
+    def __post_init__(self) -> None:
+        _check_weights("Derpp", replay_weight=self.replay_weight, logit_weight=self.logit_weight)
+
+    def __call__(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+        """Three forwards: incoming, first draw, second draw."""
+        new = F.cross_entropy(model(incoming.inputs), incoming.labels)
+        if replay is None:
+            return new
+        stored = _extra(replay, "logits", "Derpp")
+        half = len(replay) // 2
+        distance = logit_distance(model(replay.inputs[:half]), stored[:half])
+        replayed = F.cross_entropy(model(replay.inputs[half:]), replay.labels[half:])
+        return new + self.logit_weight * distance + self.replay_weight * replayed
+
+
+@dataclass(frozen=True)
+class DerppSnapshot:
+    """What the LPR paper calls DER: the logits to stay close to come from a lagging copy.
+
+        L = CE(B) + logit_weight MSE(z(M), z_teacher(M)) + replay_weight CE(M)
+
+    The teacher is a frozen copy of the model, in train mode, on the same augmented inputs.
+
+    Args:
+        replay_weight: of the replayed cross-entropy.
+        logit_weight: of the distance from the teacher's logits.
+        every: stream batches between snapshots: after batches 0, every, 2 every, ...
+    """
+
+    replay_weight: float = 1.0
+    logit_weight: float = 1.0
+    every: int = 10
+
+    def __post_init__(self) -> None:
+        _check_weights(
+            "DerppSnapshot", replay_weight=self.replay_weight, logit_weight=self.logit_weight
+        )
+        if self.every < 1:
+            raise InputError(f"DerppSnapshot: every={self.every}; give at least 1.")
+
+    @property
+    def needs(self) -> Needs:
+        """A teacher."""
+        return Needs(teacher_every=self.every)
+
+    def __call__(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+        """Two forwards: incoming, replay."""
+        new = F.cross_entropy(model(incoming.inputs), incoming.labels)
+        if replay is None:
+            return new
+        logits = model(replay.inputs)
+        distance = logit_distance(logits, _extra(replay, "teacher", "DerppSnapshot"))
+        replayed = F.cross_entropy(logits, replay.labels)
+        return new + self.logit_weight * distance + self.replay_weight * replayed
+
+
+def present(labels: Tensor, classes: int) -> Tensor:
+    """Which of the classes occur among the labels, bool ``[classes]``."""
+    mask = torch.zeros(classes, dtype=torch.bool, device=labels.device)
+    mask[labels] = True
+    return mask
+
+
+def restricted(logits: Tensor, classes: Tensor) -> Tensor:
+    """The logits with every class outside the bool mask ``[classes]`` out of the race."""
+    return logits.masked_fill(~classes, float("-inf"))
+
+
+def logit_distance(logits: Tensor, target: Tensor) -> Tensor:
+    """``MSE(z, target)`` over the classes that both know; 0 if there are none.
+
+    Args:
+        logits: ``[n, classes]``.
+        target: ``[n, at most classes]``; NaN or the logit of an inactive output is unknown.
+    """
+    logits = logits[:, : target.shape[1]]
+    known = ~target.isnan() & (target != INACTIVE_LOGIT) & (logits != INACTIVE_LOGIT)
+    difference = (logits - target.masked_fill(~known, 0)).masked_fill(~known, 0)
+    return difference.square().sum() / known.sum().clamp(min=1)
+
+
+def _extra(replay: Batch, name: str, loss: str) -> Tensor:
+    if name not in replay.extras:
+        raise InputError(
+            f"{loss}: the replayed batch has no '{name}' beside inputs and labels; provide what "
+            f"{loss}().needs asks for, or let Learner do it."
+        )
+    return replay.extras[name]
+
+
+def _check_weights(loss: str, **weights: float) -> None:
+    for name, value in weights.items():
+        if not 0 <= value < float("inf"):
+            raise InputError(f"{loss}: {name}={value}; give a finite number of at least 0.")
+
+
+finetune = Finetune()
+er = Er()
+er_ace = ErAce()
+lode = Lode()
+derpp = Derpp()
+derpp_snapshot = DerppSnapshot()

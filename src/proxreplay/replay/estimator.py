@@ -1,0 +1,217 @@
+"""The scikit-learn way: ``partial_fit`` and ``predict`` on a table of numbers."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets, unique_labels
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from torch import Tensor
+
+from proxreplay.errors import InputError
+from proxreplay.models.networks import mlp
+from proxreplay.proximal.lpr import LPR
+from proxreplay.replay.averaging import EMA
+from proxreplay.replay.learner import Learner
+from proxreplay.replay.losses import Loss, er
+from proxreplay.replay.memory import ClassBalancedMemory
+from proxreplay.seeding import seeded
+
+
+class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A multi-layer perceptron that learns from a stream with replay and LPR.
+
+    Inputs are standardised with the mean and standard deviation of everything seen so far. New
+    classes may arrive at any time: `partial_fit` needs no ``classes``. If they are given, with the
+    first call, they fix the columns of `predict_proba`, and other labels are an error.
+
+    Args:
+        hidden: width of each hidden layer.
+        loss: the replay loss, such as `proxreplay.er` or ``Lode(rho=0.05)``.
+        omega_0: strength of LPR; 0 for replay alone.
+        beta: see `proxreplay.LPR`; without effect on an MLP.
+        memory_size: how many examples are remembered.
+        averaging: momentum of an average of the weights that predicts; None for none.
+        lr: learning rate of SGD.
+        batch_size: examples a stream batch.
+        steps_per_batch: SGD steps a stream batch.
+        replay_batch: examples replayed a step.
+        refresh_every: stream batches between refreshes of LPR.
+        refresh_samples: remembered examples a refresh uses; None for all.
+        n_epochs: how often `fit` goes through the data, newly shuffled each time. `partial_fit`
+            goes through it once, in the order given.
+        random_state: an int makes everything repeatable.
+
+    >>> classifier = ReplayClassifier(random_state=0)
+    >>> classifier = classifier.partial_fit([[0.0, 1.0], [0.2, 1.1]], ["a", "a"])
+    >>> classifier = classifier.partial_fit([[5.0, 3.0], [5.2, 2.9]], ["b", "b"])
+    >>> classifier.classes_.tolist()
+    ['a', 'b']
+    """
+
+    def __init__(
+        self,
+        hidden: Sequence[int] = (100,),
+        *,
+        loss: Loss = er,
+        omega_0: float = 1.0,
+        beta: float = 1.0,
+        memory_size: int = 2000,
+        averaging: float | None = None,
+        lr: float = 0.1,
+        batch_size: int = 10,
+        steps_per_batch: int = 3,
+        replay_batch: int = 10,
+        refresh_every: int = 10,
+        refresh_samples: int | None = 200,
+        n_epochs: int = 5,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.hidden = hidden
+        self.loss = loss
+        self.omega_0 = omega_0
+        self.beta = beta
+        self.memory_size = memory_size
+        self.averaging = averaging
+        self.lr = lr
+        self.batch_size = batch_size
+        self.steps_per_batch = steps_per_batch
+        self.replay_batch = replay_batch
+        self.refresh_every = refresh_every
+        self.refresh_samples = refresh_samples
+        self.n_epochs = n_epochs
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Forget everything and learn from ``X [n, features]``, ``y [n]``, shuffled each epoch."""
+        if self.n_epochs < 1:
+            raise InputError(f"ReplayClassifier: n_epochs={self.n_epochs}; give at least 1.")
+        inputs, labels = self._validate(X, y, first=True)
+        rng = check_random_state(self.random_state)
+        self._start(inputs.shape[1], unique_labels(labels), int(rng.randint(2**31)))
+        self.scaler_.update(inputs)
+        for _ in range(self.n_epochs):
+            order = rng.permutation(len(labels))
+            self._learn(inputs[order], labels[order])
+        return self
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
+        """Learn from the next part of the stream: ``X [n, features]`` and ``y [n]``, in order."""
+        first = not hasattr(self, "learner_")
+        inputs, labels = self._validate(X, y, first=first)
+        seen = unique_labels(labels)
+        known = self._agreed_classes(seen, classes, first)
+        if first:
+            rng = check_random_state(self.random_state)
+            self._start(inputs.shape[1], known, int(rng.randint(2**31)))
+            self._fixed_classes = classes is not None
+        self.classes_ = known
+        self.scaler_.update(inputs)
+        self._learn(inputs, labels)
+        return self
+
+    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+        """The probability of every class, ``[n, classes_]``; 0 for those not seen yet."""
+        check_is_fitted(self, "learner_")
+        inputs = validate_data(self, X, reset=False, dtype=np.float64)
+        seen = self.learner_.predict_proba(inputs).numpy()[:, : len(self._arrived)]
+        result = np.zeros((len(inputs), len(self.classes_)))
+        result[:, np.searchsorted(self.classes_, np.array(list(self._arrived)))] = seen
+        return result
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """The most probable class of every row, ``[n]``."""
+        check_is_fitted(self, "learner_")
+        return np.asarray(self.classes_[self.predict_proba(X).argmax(axis=1)])
+
+    def _validate(
+        self, X: ArrayLike, y: ArrayLike, *, first: bool
+    ) -> tuple[NDArray[np.float64], NDArray[Any]]:
+        inputs, labels = validate_data(self, X, y, reset=first, dtype=np.float64, y_numeric=False)
+        check_classification_targets(labels)
+        return inputs, column_or_1d(labels, warn=True)
+
+    def _agreed_classes(self, seen: NDArray[Any], classes: ArrayLike | None, first: bool) -> Any:
+        """What ``classes_`` will be; an error if labels and classes contradict each other."""
+        given = None if classes is None else unique_labels(classes)
+        if first:
+            known = seen if given is None else given
+            fixed = given is not None
+        else:
+            known, fixed = self.classes_, self._fixed_classes
+            if given is not None and not np.array_equal(given, known):
+                raise InputError(
+                    f"ReplayClassifier: classes={given.tolist()}, but they are "
+                    f"{known.tolist()}; give classes with the first call of partial_fit only."
+                )
+        if not fixed:
+            return unique_labels(known, seen)
+        strangers = np.setdiff1d(seen, known)
+        if len(strangers):
+            raise InputError(
+                f"ReplayClassifier: labels {strangers.tolist()} are not in classes="
+                f"{known.tolist()}; name all classes, or none, with the first call of partial_fit."
+            )
+        return known
+
+    def _start(self, features: int, classes: NDArray[Any], seed: int) -> None:
+        self.classes_ = classes
+        self._fixed_classes = False
+        self._arrived: dict[Any, int] = {}  # label -> output of the head
+        self.scaler_ = RunningScaler(features)
+        with seeded(seed, "model"):
+            # In float64, so that a prediction does not depend on which others are made with it.
+            model = mlp(features, hidden=self.hidden).double()
+        self.learner_ = Learner(
+            model,
+            ClassBalancedMemory(self.memory_size),
+            LPR(model, self.omega_0, self.beta) if self.omega_0 else None,
+            loss=self.loss,
+            averaging=None if self.averaging is None else EMA(model, self.averaging),
+            lr=self.lr,
+            steps_per_batch=self.steps_per_batch,
+            replay_batch=self.replay_batch,
+            refresh_every=self.refresh_every,
+            refresh_samples=self.refresh_samples,
+            transform=self.scaler_,
+            seed=seed,
+        )
+
+    def _learn(self, inputs: NDArray[np.float64], labels: NDArray[Any]) -> None:
+        names = labels.tolist()
+        for name in names:
+            self._arrived.setdefault(name, len(self._arrived))
+        indices = torch.tensor([self._arrived[name] for name in names])
+        self.learner_.learn_stream(inputs, indices, batch_size=self.batch_size)
+
+
+class RunningScaler:
+    """``(x - mean) / std`` with the statistics of all examples so far, a feature at a time.
+
+    Args:
+        features: how many.
+    """
+
+    def __init__(self, features: int) -> None:
+        self.count = 0
+        self.mean = torch.zeros(features, dtype=torch.float64)
+        self.squares = torch.zeros(features, dtype=torch.float64)  # sum of (x - mean)^2
+
+    def update(self, inputs: NDArray[np.float64]) -> None:
+        """Take ``inputs [n, features]`` into account (Chan's parallel update)."""
+        n, total = len(inputs), self.count + len(inputs)
+        mean = torch.from_numpy(inputs.mean(axis=0))
+        squares = torch.from_numpy(inputs.var(axis=0) * n)
+        shift = mean - self.mean
+        self.mean = self.mean + shift * (n / total)
+        self.squares = self.squares + squares + shift.square() * (self.count * n / total)
+        self.count = total
+
+    def __call__(self, inputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Standardised inputs; constant features are only centred."""
+        std = (self.squares / max(self.count, 1)).sqrt()
+        return (inputs - self.mean) / torch.where(std > 0, std, 1.0)

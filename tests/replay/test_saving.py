@@ -1,0 +1,225 @@
+"""A saved learner goes on exactly, in a new process; what does not fit is refused by name."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from proxreplay import (
+    EMA,
+    LPR,
+    Batch,
+    ClassBalancedMemory,
+    Learner,
+    Lode,
+    ReservoirMemory,
+    RingMemory,
+    UnlimitedMemory,
+    er,
+)
+from proxreplay.errors import CheckpointError, InputError
+from proxreplay.models import mlp
+from proxreplay.replay.memory import Memory
+from tests.replay import saved_learners
+from tests.replay.saved_learners import BEFORE, KINDS, go_on, learn, make, momentum, network
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What a new process says after loading every kind of learner, beside what went on here."""
+    folder = tmp_path_factory.mktemp("learners")
+    here = {}
+    for kind in KINDS:
+        learner = make(kind)
+        learn(learner, 0, BEFORE)
+        learner.save(folder / kind)
+        here[kind] = go_on(learner)
+    script = Path(saved_learners.__file__)
+    output = subprocess.run(
+        [sys.executable, "-W", "error", str(script), str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    there = json.loads(output.stdout)
+    return {kind: {"here": here[kind], "there": there[kind]} for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_goes_on_exactly_in_a_new_process(kind: str, resumed: dict[str, Any]) -> None:
+    here, there = resumed[kind]["here"], resumed[kind]["there"]
+    assert there["before"] == here["before"]
+    assert there["losses"] == here["losses"]
+    assert there["after"] == here["after"]
+    assert here["after"] != here["before"]
+
+
+def test_saving_disturbs_nothing(tmp_path: Path) -> None:
+    plain, saved = make("derpp+lpr+ema"), make("derpp+lpr+ema")
+    for i in range(4):
+        assert learn(plain, i, 1) == learn(saved, i, 1)
+        saved.save(tmp_path / "learner")
+
+
+def test_a_learner_that_has_learned_nothing_goes_round(tmp_path: Path) -> None:
+    make("derpp_snapshot+lpr+ema").save(tmp_path / "fresh")
+    expected = learn(make("derpp_snapshot+lpr+ema"), 0, 3)
+    model = network()
+    rule = LPR(model, omega_0=4.0)
+    fresh = Learner.load(tmp_path / "fresh", model, rule=rule, optimizer=momentum)
+    assert learn(fresh, 0, 3) == expected
+
+
+def test_names_of_labels_are_kept(tmp_path: Path) -> None:
+    learner = Learner(mlp(3), loss=Lode(rho=0.05))
+    x = torch.randn(4, 3)
+    learner.learn(x, ["b", "a", "b", "c"])
+    learner.save(tmp_path / "learner")
+    again = Learner.load(tmp_path / "learner", mlp(3))
+    assert again.labels == ["b", "a", "c"]
+    assert again.predict(x).tolist() == learner.predict(x).tolist()
+    assert again.loss == Lode(rho=0.05)
+
+
+@pytest.mark.parametrize(
+    "make_memory",
+    [
+        lambda: ClassBalancedMemory(7),
+        lambda: ReservoirMemory(7),
+        lambda: RingMemory(capacity_bytes=300),
+        UnlimitedMemory,
+    ],
+    ids=["class-balanced", "reservoir", "ring in bytes", "unlimited"],
+)
+def test_every_memory_is_rebuilt(make_memory: Callable[[], Memory], tmp_path: Path) -> None:
+    learner = Learner(mlp(3), make_memory())
+    for _ in range(3):
+        learner.learn(torch.randn(4, 3), torch.tensor([0, 1, 2, 1]))
+    learner.save(tmp_path / "learner")
+    again = Learner.load(tmp_path / "learner", mlp(3))
+    assert type(again.memory) is type(learner.memory)
+    x = torch.randn(4, 3)
+    assert learner.learn(x, [0, 1, 3, 3]) == again.learn(x, [0, 1, 3, 3])
+    assert torch.equal(learner.memory.inputs(), again.memory.inputs())
+
+
+# What does not fit --------------------------------------------------------------------------------
+
+
+def own_loss(model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+    return er(model, incoming, replay)
+
+
+def own_transform(inputs: Tensor, generator: torch.Generator | None) -> Tensor:
+    return inputs * 2
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+class OwnMemory(UnlimitedMemory):
+    """A memory of the user's."""
+
+
+@pytest.fixture
+def saved_own(tmp_path: Path) -> Path:
+    model = mlp(3)
+    learner = Learner(
+        model, OwnMemory(), LPR(model), loss=own_loss, transform=own_transform, optimizer=adam
+    )
+    learner.learn(torch.randn(4, 3), torch.tensor([0, 1, 2, 1]))
+    learner.save(tmp_path / "own")
+    return tmp_path / "own"
+
+
+def own_parts(model: nn.Module) -> dict[str, Any]:
+    return {
+        "memory": OwnMemory(),
+        "rule": LPR(model),
+        "loss": own_loss,
+        "transform": own_transform,
+        "optimizer": adam,
+    }
+
+
+def test_parts_of_ones_own_are_handed_in(saved_own: Path) -> None:
+    model = mlp(3)
+    assert Learner.load(saved_own, model, **own_parts(model)).batches_learned == 1
+
+
+MISSING = {
+    "memory": "memory 'OwnMemory'; hand it in as memory=",
+    "loss": "own_loss'; hand it in as loss=",
+    "transform": "own_transform'; hand it in as transform=",
+    "rule": "saved with rule=.*LPR",
+    "optimizer": "saved with optimizer='Adam'",
+}
+
+
+@pytest.mark.parametrize("part", MISSING)
+def test_a_part_that_is_missing_is_asked_for(part: str, saved_own: Path) -> None:
+    model = mlp(3)
+    parts = own_parts(model)
+    del parts[part]
+    with pytest.raises(InputError, match=MISSING[part]):
+        Learner.load(saved_own, model, **parts)
+
+
+WRONG: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
+    "loss": (lambda model: er, "saved with loss="),
+    "transform": (lambda model: lambda x, g: x, "saved with transform="),
+    "rule": (lambda model: LPR(model, omega_0=2.0), "saved with rule="),
+    "optimizer": (lambda model: torch.optim.RMSprop, "saved with optimizer="),
+    "memory": (lambda model: RingMemory(3), "RingMemory"),
+}
+
+
+@pytest.mark.parametrize("part", WRONG)
+def test_a_part_that_is_another_is_refused(part: str, saved_own: Path) -> None:
+    model = mlp(3)
+    replacement, message = WRONG[part]
+    with pytest.raises(InputError, match=message):
+        Learner.load(saved_own, model, **own_parts(model) | {part: replacement(model)})
+
+
+def test_another_network_is_refused(saved_own: Path) -> None:
+    model = mlp(3, hidden=(7,))
+    with pytest.raises(InputError, match="do not fit the model"):
+        Learner.load(saved_own, model, **own_parts(model))
+
+
+def test_state_of_a_learner_with_other_options_is_refused() -> None:
+    state = Learner(mlp(3), steps_per_batch=2).state_dict()
+    with pytest.raises(InputError, match=r"saved with steps_per_batch=2.*has steps_per_batch=3"):
+        Learner(mlp(3), steps_per_batch=3).load_state_dict(state)
+    model = mlp(3)
+    with pytest.raises(InputError, match="averaging"):
+        Learner(model, averaging=EMA(model), steps_per_batch=2).load_state_dict(state)
+
+
+def test_a_damaged_file_is_refused_with_the_name_of_its_part(tmp_path: Path) -> None:
+    learner = Learner(mlp(3))
+    learner.learn(torch.randn(4, 3), torch.tensor([0, 1, 2, 1]))
+    learner.save(tmp_path / "learner")
+    (file,) = (tmp_path / "learner").glob("memory-*.safetensors")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="memory"):
+        Learner.load(tmp_path / "learner", mlp(3))
+
+
+def test_what_was_saved_is_not_shared_with_the_learner() -> None:
+    """State handed over in memory stays as it was while the learner goes on."""
+    learner = make("derpp_snapshot+lpr+ema")
+    learn(learner, 0, 4)
+    copy_of_state = make("derpp_snapshot+lpr+ema")
+    copy_of_state.load_state_dict(learner.state_dict())
+    assert learn(copy_of_state, 4, 6) == learn(learner, 4, 6)
