@@ -1,0 +1,34 @@
+"""What diagnostics of gradient rules share: a rule, and gradients lent to it for a moment."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+from torch import Tensor, nn
+
+
+class Rule(Protocol):
+    """Anything that changes gradients where they are."""
+
+    def precondition_(self) -> None:
+        """Change the gradients."""
+        ...
+
+
+@contextmanager
+def borrowed_gradients(model: nn.Module, gradients: Mapping[str, Tensor]) -> Iterator[None]:
+    """Put copies of these gradients in place, and none elsewhere; on leaving the old ones are back.
+
+    Args:
+        model: whose parameters lend their ``grad``.
+        gradients: by the name of the parameter.
+    """
+    parameters = dict(model.named_parameters())
+    before = {name: parameter.grad for name, parameter in parameters.items()}
+    try:
+        for name, parameter in parameters.items():
+            parameter.grad = gradients[name].detach().clone() if name in gradients else None
+        yield
+    finally:
+        for name, parameter in parameters.items():
+            parameter.grad = before[name]

@@ -1,0 +1,173 @@
+"""Representation drift: how far what the network makes of old examples has moved."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from proxreplay.errors import InputError
+from proxreplay.proximal.capture import untouched
+
+
+class RepresentationDrift:
+    """How far the representations of held-out examples have moved, summed over SGD steps.
+
+    The paper's formula, with ``Z_i(j)`` the representation of example i after step j and the mean
+    over examples:
+
+        drift = 1/n sum_i sum_j ||Z_i(j+1) - Z_i(j)||_2,
+
+    a layer at a time, and for all layers together with their outputs side by side as one ``Z_i``.
+    ``mode="official"`` is what the released code computes instead: the first 100 examples,
+    ``||Z(j+1) - Z(j)||_F / n`` over all of them, accumulated as the root of the sum of squares
+    over steps, and the first step compared with zero. Of a Linear the raw outputs count, before any
+    masking; where it has grown, the outputs that it had before.
+
+    Args:
+        model: whose modules are watched.
+        inputs: ``[n, ...]``, as the model sees them: held-out examples of the first task.
+        layers: names of modules; None for the direct children that have parameters.
+        mode: ``paper`` or ``official``.
+        batch_size: examples a forward pass.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> drift = RepresentationDrift(model, torch.randn(5, 2)).attach(optimizer)
+    >>> model(torch.randn(4, 2)).sum().backward()
+    >>> optimizer.step()
+    >>> sorted(drift.layers())
+    ['0', '2']
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Tensor,
+        layers: Sequence[str] | None = None,
+        *,
+        mode: Literal["paper", "official"] = "paper",
+        batch_size: int = 500,
+    ) -> None:
+        if len(inputs) == 0:
+            raise InputError("RepresentationDrift: no inputs; give at least one example.")
+        if mode not in ("paper", "official"):
+            raise InputError(f"RepresentationDrift: mode={mode!r}; give 'paper' or 'official'.")
+        if layers is None:
+            layers = [
+                name for name, m in model.named_children() if any(True for _ in m.parameters())
+            ]
+        missing = set(layers) - {name for name, _ in model.named_modules()}
+        if missing or not layers:
+            raise InputError(
+                f"RepresentationDrift: layers {sorted(missing)} are not modules of the model; "
+                "choose among model.named_modules()."
+            )
+        self.model = model
+        self.inputs = inputs[:100] if mode == "official" else inputs
+        self.names = tuple(layers)
+        self.mode = mode
+        self.batch_size = batch_size
+        self._layers = {name: torch.zeros((), dtype=torch.float64) for name in self.names}
+        self._total = torch.zeros((), dtype=torch.float64)
+        self._before = self._represent() if mode == "paper" else None
+
+    def attach(self, optimizer: Optimizer) -> "RepresentationDrift":
+        """Observe after every ``optimizer.step()`` from now on."""
+        self._handle: RemovableHandle = optimizer.register_step_post_hook(lambda *_: self.observe())
+        return self
+
+    def detach(self) -> None:
+        """Undo `attach`."""
+        self._handle.remove()
+
+    def observe(self) -> None:
+        """Add what the last step changed."""
+        now = self._represent()
+        moved = self._changes(now)
+        together = torch.stack(list(moved.values())).square().sum(dim=0).sqrt()
+        if self.mode == "paper":
+            for name, distances in moved.items():
+                self._layers[name] += distances.mean().cpu()
+            self._total += together.mean().cpu()
+        else:
+            for name, distances in moved.items():
+                self._layers[name] = torch.hypot(self._layers[name], _frobenius(distances))
+            self._total = torch.hypot(self._total, _frobenius(together))
+        self._before = now
+
+    def total(self) -> float:
+        """The drift of all layers together so far."""
+        return float(self._total)
+
+    def layers(self) -> dict[str, float]:
+        """The drift of each layer so far."""
+        return {name: float(value) for name, value in self._layers.items()}
+
+    def record(self) -> dict[str, Any]:
+        """What goes into the records: ``kind``, ``total`` and ``layers``."""
+        return {"kind": "drift", "total": self.total(), "layers": self.layers()}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The sums so far and the representations the next step is compared with."""
+        state = {f"layer.{name}": value for name, value in self._layers.items()}
+        state["total"] = self._total
+        for name, Z in (self._before or {}).items():
+            state[f"before.{name}"] = Z
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a saved state of the same layers."""
+        wanted = {f"layer.{name}" for name in self.names}
+        if not wanted <= state.keys():
+            raise InputError(
+                f"RepresentationDrift: the state lacks {sorted(wanted - state.keys())}; it belongs "
+                "to other layers."
+            )
+        self._layers = {name: state[f"layer.{name}"].clone() for name in self.names}
+        self._total = state["total"].clone()
+        if f"before.{self.names[0]}" in state:
+            self._before = {name: state[f"before.{name}"].clone() for name in self.names}
+
+    def _changes(self, now: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """``||Z_i(j+1) - Z_i(j)||_2`` of every layer, ``[n]`` each."""
+        changes = {}
+        for name, Z in now.items():
+            if self._before is not None:
+                old = self._before[name]
+                Z = Z[:, : old.shape[1]] - old
+            changes[name] = torch.linalg.vector_norm(Z.double(), dim=1)
+        return changes
+
+    def _represent(self) -> dict[str, Tensor]:
+        """The outputs of the watched modules in evaluation mode, ``[n, features]`` each."""
+        parts: dict[str, list[Tensor]] = {name: [] for name in self.names}
+
+        def keep(name: str) -> Callable[..., None]:
+            def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+                if isinstance(module, nn.Linear):
+                    output = F.linear(args[0], module.weight, module.bias)
+                parts[name].append(output.flatten(start_dim=1).clone())
+
+            return hook
+
+        handles = []
+        try:
+            for name in self.names:
+                handles.append(self.model.get_submodule(name).register_forward_hook(keep(name)))
+            with untouched(self.model):
+                for x in self.inputs.split(self.batch_size):
+                    self.model(x)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return {name: torch.cat(chunks) for name, chunks in parts.items()}
+
+
+def _frobenius(distances: Tensor) -> Tensor:
+    """``||Z||_F / n`` from the norms of the n rows."""
+    norm: Tensor = torch.linalg.vector_norm(distances) / len(distances)
+    return norm.cpu()

@@ -1,0 +1,237 @@
+"""How much a rule shrinks the gradients of new and of replayed data."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from proxreplay.batch import Batch
+from proxreplay.errors import InputError
+from proxreplay.evaluation.diagnostics.borrow import Rule, borrowed_gradients
+
+Loss = Callable[[nn.Module, Batch, Batch | None], Tensor]
+Part = Literal["new", "replay", "all"]
+PARTS: tuple[Part, ...] = ("new", "replay", "all")
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """``||P^-1 g|| / ||g||`` for the gradient of the new data, of the replayed data and of both.
+
+    Args:
+        overall: over all layers that the rule changes side by side; NaN where there is no gradient.
+        layers: for each of these layers.
+        lr: the learning rate.
+    """
+
+    overall: Mapping[Part, float]
+    layers: Mapping[str, Mapping[Part, float]]
+    lr: float | None = None
+
+    @property
+    def effective_lr(self) -> float | None:
+        """``lr ||P^-1 g|| / ||g||`` for the gradient the step is made with."""
+        return None if self.lr is None else self.lr * self.overall["all"]
+
+    def record(self) -> dict[str, Any]:
+        """What goes into the records; a ratio that does not exist is None."""
+
+        def plain(ratios: Mapping[Part, float]) -> dict[str, float | None]:
+            return {part: None if value != value else value for part, value in ratios.items()}
+
+        return {
+            "kind": "gradient",
+            **plain(self.overall),
+            "effective_lr": self.effective_lr,
+            "layers": {name: plain(ratios) for name, ratios in self.layers.items()},
+        }
+
+
+class GradientRatios:
+    """How much a rule shrinks the gradient of new and of replayed data (the paper's Figure 2).
+
+    Wrap the loss a learner is given. Every ``every``-th call measures, from the graph that the
+    training step is made with, and hands the ratios to ``on_ratios``; the loss is returned as it
+    was. The part of a gradient is that which flows through the outputs of its examples: in
+    ``D = dL/d outputs``, the rows of the other part are set to zero. So the parts of any loss add
+    up to its whole gradient, also where BatchNorm couples the examples.
+
+    Args:
+        model: whose gradients are looked at.
+        rule: what preconditions them.
+        on_ratios: receives the ratios.
+        every: calls of the loss between measurements; the first one measures.
+        optimizer: where the learning rate is read, for the effective one.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        rule: Rule,
+        on_ratios: Callable[[Ratios], None],
+        *,
+        every: int = 1,
+        optimizer: Optimizer | None = None,
+    ) -> None:
+        if every < 1:
+            raise InputError(f"GradientRatios: every={every}; give at least 1.")
+        self.model = model
+        self.rule = rule
+        self.on_ratios = on_ratios
+        self.every = every
+        self.optimizer = optimizer
+        self.calls = 0
+
+    def around(self, loss: Loss) -> Loss:
+        """The same loss, watched. What it declares in ``needs`` is declared on."""
+        return _WatchedLoss(self, loss)
+
+    def measure(self, loss: Loss, incoming: Batch, replay: Batch | None) -> Tensor:
+        """Compute the loss and hand its ratios on.
+
+        Returns:
+            The loss, with its graph ready for ``backward``.
+        """
+        with _outputs(self.model) as calls:
+            value = loss(self.model, incoming, replay)
+        if calls:
+            self.on_ratios(self._ratios(value, calls, incoming, replay))
+        return value
+
+    def _ratios(
+        self, loss: Tensor, calls: list["_Call"], incoming: Batch, replay: Batch | None
+    ) -> Ratios:
+        parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        gradients = _split_gradients(loss, calls, parameters, incoming, replay)
+        norms = {part: _norms(self.model, gradients[part], self.rule) for part in PARTS}
+        changed = {name for one in norms.values() for name, n in one.items() if n.changed}
+        treated = sorted(changed or norms["all"])  # before the first refresh every ratio is 1
+        lr = None if self.optimizer is None else float(self.optimizer.param_groups[0]["lr"])
+        return Ratios(
+            {part: _ratio(norms[part][layer] for layer in treated) for part in PARTS},
+            {
+                layer: {part: _ratio([norms[part][layer]]) for part in PARTS}
+                for layer in sorted(changed)
+            },
+            lr,
+        )
+
+
+class _WatchedLoss:
+    """A loss that is measured every so many calls, and otherwise is the loss itself."""
+
+    def __init__(self, probe: GradientRatios, loss: Loss) -> None:
+        self.probe = probe
+        self.loss = loss
+        if hasattr(loss, "needs"):
+            self.needs = loss.needs
+
+    def __call__(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+        probe = self.probe
+        due = probe.calls % probe.every == 0
+        probe.calls += 1
+        if due and model is probe.model:
+            return probe.measure(self.loss, incoming, replay)
+        return self.loss(model, incoming, replay)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of the model: what went in and what came out, with its graph."""
+
+    inputs: Tensor
+    output: Tensor
+
+
+@contextmanager
+def _outputs(model: nn.Module) -> Iterator[list[_Call]]:
+    """The model's calls inside, those without a graph left out."""
+    calls: list[_Call] = []
+
+    def keep(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        if output.requires_grad:
+            calls.append(_Call(args[0], output))
+
+    handle = model.register_forward_hook(keep)
+    try:
+        yield calls
+    finally:
+        handle.remove()
+
+
+def _rows_of(part: Part, call: _Call, incoming: Batch, replay: Batch | None) -> Tensor:
+    """``[rows]``: 1 for the examples of a part in one call of the model, 0 for the others."""
+    x, new = call.inputs, incoming.inputs
+    is_new = torch.zeros(len(x), dtype=call.output.dtype, device=call.output.device)
+    if len(x) >= len(new) and torch.equal(x[: len(new)], new):
+        is_new[: len(new)] = 1
+    elif replay is not None and len(x) > len(new) and torch.equal(x[-len(new) :], new):
+        is_new[-len(new) :] = 1
+    return is_new if part == "new" else 1 - is_new
+
+
+def _split_gradients(
+    loss: Tensor,
+    calls: list[_Call],
+    parameters: Mapping[str, nn.Parameter],
+    incoming: Batch,
+    replay: Batch | None,
+) -> dict[Part, dict[str, Tensor]]:
+    """The gradient of each part by parameter, from the graph that is there; it stays usable."""
+    D = torch.autograd.grad(loss, [c.output for c in calls], retain_graph=True, allow_unused=True)
+    used = [(call, d) for call, d in zip(calls, D, strict=True) if d is not None]
+    gradients: dict[Part, dict[str, Tensor]] = {}
+    for part in ("new", "replay"):
+        masks = [_rows_of(part, call, incoming, replay) for call, _ in used]
+        found = torch.autograd.grad(
+            [call.output for call, _ in used],
+            list(parameters.values()),
+            [d * m.view(-1, *[1] * (d.ndim - 1)) for (_, d), m in zip(used, masks, strict=True)],
+            retain_graph=True,
+            allow_unused=True,
+        )
+        gradients[part] = {
+            name: torch.zeros_like(parameter) if gradient is None else gradient
+            for (name, parameter), gradient in zip(parameters.items(), found, strict=True)
+        }
+    gradients["all"] = {n: g + gradients["replay"][n] for n, g in gradients["new"].items()}
+    return gradients
+
+
+@dataclass(frozen=True)
+class _Norms:
+    """``||g||^2`` and ``||P^-1 g||^2`` of one layer, and whether the rule changed anything."""
+
+    before: float = 0.0
+    after: float = 0.0
+    changed: bool = False
+
+    def plus(self, before: Tensor, after: Tensor) -> "_Norms":
+        return _Norms(
+            self.before + float(before.double().square().sum()),
+            self.after + float(after.double().square().sum()),
+            self.changed or not torch.equal(before, after),
+        )
+
+
+def _norms(model: nn.Module, gradients: Mapping[str, Tensor], rule: Rule) -> dict[str, _Norms]:
+    """Norms before and after the rule, by layer."""
+    norms: dict[str, _Norms] = {}
+    with borrowed_gradients(model, gradients):
+        rule.precondition_()
+        for name, before in gradients.items():
+            layer = name.rpartition(".")[0]
+            after = model.get_parameter(name).grad
+            assert after is not None
+            norms[layer] = norms.get(layer, _Norms()).plus(before, after)
+    return norms
+
+
+def _ratio(norms: Iterable[_Norms]) -> float:
+    layers = list(norms)
+    before, after = sum(n.before for n in layers), sum(n.after for n in layers)
+    return float("nan") if before == 0 else float((after / before) ** 0.5)
