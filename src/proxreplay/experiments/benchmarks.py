@@ -1,42 +1,266 @@
-"""Benchmarks as small declarations: data, stream, network, and the settings that go with them."""
+"""Benchmarks as small declarations: data, tasks, network, transform and hyper-parameters.
 
-from dataclasses import dataclass, field
+The hyper-parameters of split-cifar100, split-tinyimagenet and online-clear are those the paper
+selected. The others are plain defaults, not tuned by anybody, and ``from_paper`` says so.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 from torch import nn
 
-from proxreplay.data import Dataset, Stream, Transform, class_incremental, digits
+from proxreplay.data import Dataset, Stream, Transform, digits
+from proxreplay.data.catalog import Status, entry, status
+from proxreplay.data.cifar import cifar10, cifar100
+from proxreplay.data.clear import clear10
+from proxreplay.data.idx import fashion_mnist, mnist
+from proxreplay.data.roots import data_root as resolve_root
+from proxreplay.data.scenarios import ClassIncremental, DomainIncremental, Scenario
+from proxreplay.data.streams import ShortLast
+from proxreplay.data.tiny_imagenet import tinyimagenet
+from proxreplay.data.trees import pacs
 from proxreplay.errors import InputError
-from proxreplay.models import mlp
+from proxreplay.models import mlp, resnet18, slim_resnet18
+
+LPR_PREFIX = "lpr-"
+Loader = Callable[[str | Path | None], Dataset]
+NetworkBuilder = Callable[[int | None], nn.Module]
+
+
+@dataclass(frozen=True)
+class MethodSettings:
+    """Hyper-parameters of a replay method, alone and with LPR on top (which keeps the lr).
+
+    Args:
+        lr: learning rate of SGD.
+        omega_0: strength of LPR; None where LPR is not combined with the method.
+        beta: how LPR's strength falls with the layer's input size; None likewise.
+        der_weights: of the replayed cross-entropy and of the logit distance, for DER.
+        ema_momentum: of the averaged weights, for EMA.
+        rho: of LODE.
+    """
+
+    lr: float
+    omega_0: float | None = None
+    beta: float | None = None
+    der_weights: tuple[float, float] | None = None
+    ema_momentum: float | None = None
+    rho: float | None = None
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Split-digits, for now."""
+    """Everything that turns a name into a stream and a network.
 
-    name: str = "split-digits"
-    tasks: int = 5
-    memory: int = 50
-    steps_per_batch: int = 3
-    lr: float = 0.1
-    omega_0: float = 1.0
-    beta: float = 1.0
-    transform: Transform = field(default=Transform(scale=16.0, mean=(0.305,), std=(0.376,)))
+    Args:
+        name: as users write it.
+        data: name of the data set, as in ``proxreplay data fetch``.
+        loader: the data set, given the data root.
+        scenario: how it becomes a stream.
+        builder: a fresh network, given ``num_classes`` (None for a growing head).
+        transform: from stored inputs to what the network sees.
+        steps_per_batch: SGD steps a stream batch, S in the paper.
+        memory: default capacity.
+        settings: hyper-parameters by method.
+        from_paper: whether the settings are the paper's.
+    """
 
-    def load(self) -> Dataset:
-        """The data."""
-        return digits()
+    name: str
+    data: str
+    loader: Loader
+    scenario: Scenario
+    builder: NetworkBuilder
+    transform: Transform
+    steps_per_batch: int
+    memory: int
+    settings: Mapping[str, MethodSettings]
+    from_paper: bool = False
 
-    def stream(self, dataset: Dataset, seed: int, batch_size: int) -> Stream:
+    def load(self, data_root: str | Path | None = None) -> Dataset:
+        """The data set; see `proxreplay.data.roots.data_root` for where it is looked for."""
+        return self.loader(data_root)
+
+    def stream(
+        self,
+        dataset: Dataset,
+        seed: int,
+        batch_size: int = 10,
+        short_last: ShortLast = "buffer_only",
+    ) -> Stream:
         """The stream that a seed gives."""
-        return class_incremental(dataset, self.tasks, seed, batch_size=batch_size)
+        return self.scenario.stream(dataset, seed, batch_size, short_last)
 
-    def network(self) -> nn.Module:
-        """A fresh network with a growing head."""
-        return mlp(64)
+    def network(self, num_classes: int | None = None) -> nn.Module:
+        """A fresh network, with a growing head unless ``num_classes`` fixes it."""
+        return self.builder(num_classes)
+
+    def settings_for(self, method: str) -> MethodSettings:
+        """The hyper-parameters of a method; ``lpr-er`` shares those of ``er``."""
+        base = method.removeprefix(LPR_PREFIX)
+        if base not in self.settings:
+            raise InputError(
+                f"{self.name}: no settings for method '{method}'; there are settings for "
+                f"{', '.join(self.settings)}."
+            )
+        return self.settings[base]
+
+    def status(self, data_root: str | Path | None = None) -> Status:
+        """Whether the data is there, where it was looked for and how to get it."""
+        return status(entry(self.data), resolve_root(data_root))
+
+
+def default_settings(
+    lr: float, omega_0: float = 1.0, beta: float = 1.0, ema_momentum: float = 0.999
+) -> Mapping[str, MethodSettings]:
+    """Settings for a benchmark that is not in the paper: one learning rate, one LPR strength."""
+    return {
+        "er": MethodSettings(lr, omega_0, beta),
+        "der": MethodSettings(lr, omega_0, beta, der_weights=(1.0, 1.0)),
+        "ema": MethodSettings(lr, omega_0, beta, ema_momentum=ema_momentum),
+        "lode": MethodSettings(lr, omega_0, beta, rho=0.1),
+        "agem": MethodSettings(lr),
+        "aop": MethodSettings(lr),
+    }
+
+
+_CIFAR100_SETTINGS = {
+    "er": MethodSettings(0.1, omega_0=4.0, beta=2.0),
+    "der": MethodSettings(0.05, omega_0=1.0, beta=1.0, der_weights=(1.0, 1.0)),
+    "ema": MethodSettings(0.05, omega_0=0.04, beta=1.0, ema_momentum=0.999),
+    "lode": MethodSettings(0.1, omega_0=1.0, beta=2.0, rho=0.1),
+    "agem": MethodSettings(0.05),
+    "aop": MethodSettings(0.05),
+}
+_TINYIMAGENET_SETTINGS = {
+    "er": MethodSettings(0.01, omega_0=0.25, beta=2.0),
+    "der": MethodSettings(0.01, omega_0=0.25, beta=2.0, der_weights=(1.0, 0.5)),
+    "ema": MethodSettings(0.01, omega_0=0.25, beta=2.0, ema_momentum=0.999),
+    "lode": MethodSettings(0.01, omega_0=0.25, beta=2.0, rho=0.1),
+    "agem": MethodSettings(0.1),
+    "aop": MethodSettings(0.01),
+}
+_CLEAR_SETTINGS = {  # the paper has no LODE on CLEAR
+    "er": MethodSettings(0.01, omega_0=1.0, beta=1.0),
+    "der": MethodSettings(0.1, omega_0=0.25, beta=1.0, der_weights=(0.5, 1.0)),
+    "ema": MethodSettings(0.05, omega_0=0.25, beta=1.0, ema_momentum=0.999),
+    "agem": MethodSettings(0.01),
+    "aop": MethodSettings(0.05),
+}
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
+
+_BENCHMARKS = (
+    Benchmark(
+        name="split-digits",
+        data="digits",
+        loader=lambda data_root: digits(),
+        scenario=ClassIncremental(tasks=5),
+        builder=lambda num_classes: mlp(64, num_classes),
+        transform=Transform(scale=16.0, mean=(0.305,), std=(0.376,)),
+        steps_per_batch=3,
+        memory=50,
+        settings=default_settings(lr=0.1, ema_momentum=0.99),  # only some 320 steps
+    ),
+    Benchmark(
+        name="split-mnist",
+        data="mnist",
+        loader=mnist,
+        scenario=ClassIncremental(tasks=5),
+        builder=lambda num_classes: mlp(28 * 28, num_classes),
+        transform=Transform(scale=255.0, mean=(0.1307,), std=(0.3081,)),
+        steps_per_batch=3,
+        memory=500,
+        settings=default_settings(lr=0.05),
+    ),
+    Benchmark(
+        name="split-fashion",
+        data="fashion-mnist",
+        loader=fashion_mnist,
+        scenario=ClassIncremental(tasks=5),
+        builder=lambda num_classes: mlp(28 * 28, num_classes),
+        transform=Transform(scale=255.0, mean=(0.2860,), std=(0.3530,)),
+        steps_per_batch=3,
+        memory=500,
+        settings=default_settings(lr=0.05),
+    ),
+    Benchmark(
+        name="split-cifar10",
+        data="cifar10",
+        loader=cifar10,
+        scenario=ClassIncremental(tasks=5),
+        builder=lambda num_classes: slim_resnet18(num_classes),
+        transform=Transform(
+            255.0, _CIFAR10_MEAN, std=(0.2470, 0.2435, 0.2616), crop_padding=4, flip=True
+        ),
+        steps_per_batch=3,
+        memory=500,
+        settings=_CIFAR100_SETTINGS,
+    ),
+    Benchmark(
+        name="split-cifar100",
+        data="cifar100",
+        loader=cifar100,
+        scenario=ClassIncremental(tasks=20),
+        builder=lambda num_classes: slim_resnet18(num_classes),
+        transform=Transform(
+            255.0,
+            mean=(0.5071, 0.4865, 0.4409),
+            std=(0.2673, 0.2564, 0.2762),
+            crop_padding=4,
+            flip=True,
+        ),
+        steps_per_batch=3,
+        memory=2000,
+        settings=_CIFAR100_SETTINGS,
+        from_paper=True,
+    ),
+    Benchmark(
+        name="split-tinyimagenet",
+        data="tinyimagenet",
+        loader=tinyimagenet,
+        scenario=ClassIncremental(tasks=20),
+        builder=lambda num_classes: slim_resnet18(num_classes, image_size=64),
+        transform=Transform(  # the paper's code normalises with CIFAR-10's constants
+            255.0, _CIFAR10_MEAN, std=(0.2023, 0.1994, 0.2010), crop_padding=8, flip=True
+        ),
+        steps_per_batch=9,
+        memory=4000,
+        settings=_TINYIMAGENET_SETTINGS,
+        from_paper=True,
+    ),
+    Benchmark(
+        name="online-clear",
+        data="clear10",
+        loader=clear10,
+        scenario=DomainIncremental(),
+        builder=lambda num_classes: resnet18(num_classes),
+        transform=Transform(255.0, _IMAGENET_MEAN, _IMAGENET_STD, flip=True, crop_size=224),
+        steps_per_batch=10,
+        memory=2000,
+        settings=_CLEAR_SETTINGS,
+        from_paper=True,
+    ),
+    Benchmark(
+        name="domain-pacs",
+        data="pacs",
+        loader=pacs,
+        scenario=DomainIncremental(order=("photo", "art_painting", "cartoon", "sketch")),
+        builder=lambda num_classes: slim_resnet18(num_classes, image_size=64),
+        transform=Transform(255.0, _IMAGENET_MEAN, _IMAGENET_STD, crop_padding=8, flip=True),
+        steps_per_batch=3,
+        memory=500,
+        settings=default_settings(lr=0.05),
+    ),
+)
+BENCHMARKS: Mapping[str, Benchmark] = {b.name: b for b in _BENCHMARKS}
 
 
 def find_benchmark(name: str) -> Benchmark:
-    """The benchmark with this name."""
-    if name != "split-digits":
-        raise InputError(f"unknown benchmark '{name}'; there is 'split-digits'.")
-    return Benchmark()
+    """The benchmark with this name; for data of your own see `custom.custom`."""
+    if name not in BENCHMARKS:
+        raise InputError(
+            f"unknown benchmark '{name}'; there are {', '.join(BENCHMARKS)}, and 'custom' for "
+            "data of your own."
+        )
+    return BENCHMARKS[name]

@@ -23,6 +23,13 @@ def _at_least(lower: float, **values: float | None) -> None:
             raise InputError(f"{name}={value}; give a finite number of at least {lower}.")
 
 
+def _one_of(options: tuple[str | None, ...], **values: str | None) -> None:
+    for name, value in values.items():
+        if value not in options:
+            known = ", ".join("none" if o is None else o for o in options)
+            raise InputError(f"{name}={value}; give one of {known}.")
+
+
 @dataclass(frozen=True)
 class LPRSettings:
     """Layerwise Proximal Replay."""
@@ -32,6 +39,24 @@ class LPRSettings:
 
     def __post_init__(self) -> None:
         _at_least(0, **{"lpr.omega_0": self.omega_0, "lpr.beta": self.beta})
+
+
+@dataclass(frozen=True)
+class ProjectionSettings:
+    """The other gradient rules; each takes those it knows."""
+
+    samples: int = 200  # A-GEM: remembered examples behind the reference gradient
+    alpha: float | None = None  # OWM, AOP: a constant; None for AOP's own schedule, 1e-3 for OWM
+    energy: float = 0.97  # GPM, SGP: share of the Gram's trace that the basis holds
+    scale: float = 10.0  # SGP: how fast importance saturates
+    norms: str = "plain"  # what happens to normalisation layers
+
+    def __post_init__(self) -> None:
+        _at_least(1, **{"projection.samples": self.samples})
+        _at_least(0, **{"projection.alpha": self.alpha, "projection.scale": self.scale})
+        if not 0 < self.energy <= 1:
+            raise InputError(f"projection.energy={self.energy}; give more than 0 and at most 1.")
+        _one_of(("plain", "treat", "freeze"), **{"projection.norms": self.norms})
 
 
 @dataclass(frozen=True)
@@ -46,6 +71,67 @@ class RefreshSettings:
 
 
 @dataclass(frozen=True)
+class LossSettings:
+    """Weights inside the replay losses; each loss takes those it knows."""
+
+    alpha: float = 0.5  # ER-ACE: share of the incoming batch
+    rho: float = 0.1  # LODE: how hard new classes push old ones down
+    replay_weight: float = 1.0  # DER: of the replayed cross-entropy
+    logit_weight: float = 1.0  # DER: of the distance between logits
+    teacher_every: int = 10  # DER as in the paper: stream batches between snapshots
+
+    def __post_init__(self) -> None:
+        _at_least(0, **{f"loss.{f.name}": getattr(self, f.name) for f in dataclasses.fields(self)})
+        _at_least(1, **{"loss.teacher_every": self.teacher_every})
+
+
+@dataclass(frozen=True)
+class EMASettings:
+    """Averaging of the weights."""
+
+    momentum: float = 0.999
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"ema.momentum={self.momentum}; give at least 0 and less than 1.")
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """Where the examples come from and in which order; None is what the benchmark says."""
+
+    data: str | None = None  # custom: a folder or zip of images, or an .npz file
+    scenario: str | None = None  # class, domain, blurry or iid
+    tasks: int | None = None
+    disjoint: float = 0.5  # blurry: share of classes that stay within one task
+    blur: float = 0.1  # blurry: share of the other classes' examples that stray
+    short_last: str = "buffer_only"
+    limit: int | None = None  # examples of each task that arrive; None for all
+    image_size: int | None = None  # custom: side of the stored images
+    augment: bool = True  # custom: random crops and mirroring
+
+    def __post_init__(self) -> None:
+        _one_of(("class", "domain", "blurry", "iid", None), **{"stream.scenario": self.scenario})
+        _one_of(("buffer_only", "train", "drop"), **{"stream.short_last": self.short_last})
+        _at_least(1, **{"stream.tasks": self.tasks, "stream.image_size": self.image_size})
+        _at_least(1, **{"stream.limit": self.limit})
+        _at_least(0, **{"stream.disjoint": self.disjoint, "stream.blur": self.blur})
+
+
+@dataclass(frozen=True)
+class DiagnosticsSettings:
+    """What is looked at while the run goes on; it costs time and changes nothing else."""
+
+    drift: str | None = None  # paper or official: representation drift of task 1, every SGD step
+    gradients_every: int | None = None  # SGD steps between gradient ratios
+    spectrum: bool = False  # of every layer's shrinkage, at the end
+
+    def __post_init__(self) -> None:
+        _one_of(("paper", "official", None), **{"diagnostics.drift": self.drift})
+        _at_least(1, **{"diagnostics.gradients_every": self.gradients_every})
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Everything that decides what a run computes."""
 
@@ -53,13 +139,22 @@ class RunConfig:
     method: str
     seed: int = 0
     lr: float = 0.1  # eta in the paper
-    memory: int = 2000
+    memory: int | None = 2000  # None: without limit
     batch_size: int = 10
     replay_batch: int = 10
     steps_per_batch: int = 3  # S in the paper
     eval_every: int = 1  # stream batches
+    test: bool = True  # whether the test examples are looked at, at the end
+    threads: int = 1  # the same number gives the same bits, whatever else is running
+    device: str = "cpu"
+    network: str | None = None  # import path of a network; None for the benchmark's own
+    stream: StreamSettings = field(default_factory=StreamSettings)
+    loss: LossSettings = field(default_factory=LossSettings)
+    ema: EMASettings = field(default_factory=EMASettings)
     lpr: LPRSettings = field(default_factory=LPRSettings)
     refresh: RefreshSettings = field(default_factory=RefreshSettings)
+    projection: ProjectionSettings = field(default_factory=ProjectionSettings)
+    diagnostics: DiagnosticsSettings = field(default_factory=DiagnosticsSettings)
 
     def __post_init__(self) -> None:
         _at_least(0, seed=self.seed, lr=self.lr)
@@ -70,6 +165,7 @@ class RunConfig:
             replay_batch=self.replay_batch,
             steps_per_batch=self.steps_per_batch,
             eval_every=self.eval_every,
+            threads=self.threads,
         )
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
@@ -86,6 +182,10 @@ class RunConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dict, ready for YAML or JSON."""
         return dataclasses.asdict(self)
+
+    def flat(self) -> dict[str, Any]:
+        """Every value by its dotted key."""
+        return _flatten(self.to_dict())
 
     @property
     def digest(self) -> str:
@@ -118,6 +218,13 @@ def keys(settings: type[Any] = RunConfig, prefix: str = "") -> list[str]:
         else:
             names.append(prefix + f.name)
     return names
+
+
+def differences(a: RunConfig, b: RunConfig) -> list[str]:
+    """The keys in which two configurations differ, with both values."""
+    first, second = a.flat(), b.flat()
+    differing = [key for key in first if first[key] != second[key]]
+    return [f"{key}: {first[key]} there, {second[key]} here" for key in differing]
 
 
 def _replace(settings: Any, path: list[str], value: Any, key: str) -> Any:

@@ -36,7 +36,7 @@ class Result:
     """What a finished run amounts to.
 
     Args:
-        acc: mean test accuracy over tasks at the end.
+        acc: mean test accuracy over tasks at the end; None if test examples were not looked at.
         aaa: average anytime accuracy on validation examples.
         wc_acc: worst-case accuracy on validation examples.
         validation_acc: mean validation accuracy over tasks at the end; tuning selects by it.
@@ -45,13 +45,13 @@ class Result:
         online: acc, aaa and wc_acc of the online network where an average is what predicts.
     """
 
-    acc: float
+    acc: float | None
     aaa: float
     wc_acc: float
     validation_acc: float
     test_accuracy: list[float]
     eval_every: int
-    online: dict[str, float] | None = None
+    online: dict[str, float | None] | None = None
 
 
 def evaluations(
@@ -75,11 +75,11 @@ def trajectory(
     return Trajectory(np.array(positions), np.array(tasks), values)
 
 
-def _measures(records: Sequence[Record], *, online: bool) -> dict[str, float]:
+def _measures(records: Sequence[Record], *, online: bool) -> dict[str, Any]:
     path = trajectory(records, online=online)
-    test = evaluations(records, "test", online=online)[-1]["accuracy"]
+    test = evaluations(records, "test", online=online)
     return {
-        "acc": final_accuracy(np.array(test)),
+        "acc": final_accuracy(np.array(test[-1]["accuracy"])) if test else None,
         "aaa": average_anytime_accuracy(path),
         "wc_acc": worst_case_accuracy(path),
     }
@@ -90,7 +90,7 @@ def summarise(records: Sequence[Record], eval_every: int) -> Result:
     return Result(
         **_measures(records, online=False),
         validation_acc=final_accuracy(np.array(evaluations(records)[-1]["accuracy"])),
-        test_accuracy=evaluations(records, "test")[-1]["accuracy"],
+        test_accuracy=[a for r in evaluations(records, "test") for a in r["accuracy"]],
         eval_every=eval_every,
         online=_measures(records, online=True) if evaluations(records, online=True) else None,
     )
@@ -141,11 +141,11 @@ def read_run(folder: Path) -> StoredRun:
             known = {f.name for f in fields(Result)}
             result = Result(**{k: v for k, v in values.items() if k in known})
             return StoredRun(folder, "complete", config=config, result=result)
-    except (OSError, ValueError, TypeError, ProxreplayError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, ProxreplayError) as error:
         return StoredRun(folder, "broken", problem=f"{type(error).__name__}: {error}")
     failure = folder / "failure.txt"
     if failure.exists():
-        return StoredRun(folder, "failed", failure.read_text("utf-8").strip(), config)
+        return StoredRun(folder, "failed", failure.read_text("utf-8", "replace").strip(), config)
     return StoredRun(folder, "incomplete", config=config)
 
 
@@ -161,7 +161,10 @@ def find_runs(folders: Iterable[Path]) -> list[StoredRun]:
 
 def read_config(path: Path) -> RunConfig:
     """The configuration in a YAML file."""
-    values = yaml.safe_load(path.read_text("utf-8"))
+    try:
+        values = yaml.safe_load(path.read_text("utf-8"))
+    except yaml.YAMLError as error:
+        raise DataError(f"{path}: not YAML: {error}") from error
     if not isinstance(values, dict):
         raise DataError(f"{path}: holds no configuration; give a mapping of keys to values.")
     return RunConfig("", "").with_values(values)

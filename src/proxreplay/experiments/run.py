@@ -1,99 +1,384 @@
-"""One run: a method learns one seed of a benchmark, and everything that happens is recorded."""
+"""One run: a method learns one seed of a benchmark; it can be killed and continued."""
 
+import errno
+import fcntl
 import json
-from collections.abc import Callable
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
+import torch
 import yaml
 
 from proxreplay.batch import Batch
-from proxreplay.data import Dataset, Stream
+from proxreplay.data import Examples, Stream
+from proxreplay.errors import CheckpointError, InputError, ProxreplayError, StorageError
 from proxreplay.evaluation import evaluate
-from proxreplay.experiments.benchmarks import find_benchmark
-from proxreplay.experiments.config import RunConfig
-from proxreplay.experiments.methods import build_learner
-from proxreplay.experiments.results import Record, Result, summarise, write_result, write_text
-from proxreplay.replay import Learner
-from proxreplay.seeding import seeded
+from proxreplay.experiments.checkpoint import load_checkpoint, save_checkpoint
+from proxreplay.experiments.config import RunConfig, differences
+from proxreplay.experiments.diagnose import Diagnostics
+from proxreplay.experiments.environment import describe_environment
+from proxreplay.experiments.interrupt import StopRequest
+from proxreplay.experiments.methods import build_learner, build_stream, declared
+from proxreplay.experiments.results import (
+    Record,
+    Result,
+    read_config,
+    read_lines,
+    read_run,
+    summarise,
+    write_result,
+    write_text,
+)
+from proxreplay.experiments.trackers import TRACKERS, check_trackers
 
-OnBatch = Callable[[Batch, int], None]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class FinishedRun:
-    """A run that is over: how it was set up, what it recorded, what it amounts to."""
+class RunOptions:
+    """How a run is made; none of it changes what the run computes.
 
-    config: RunConfig
-    records: list[Record]
-    result: Result
+    Args:
+        data_root: where data sets are looked for.
+        checkpoint_every: stream batches between checkpoints.
+        track: names of trackers that are handed the records too.
+    """
+
+    data_root: Path | None = None
+    checkpoint_every: int = 100
+    track: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_every < 1:
+            raise InputError(f"checkpoint_every={self.checkpoint_every}; give at least 1.")
+        check_trackers(self.track)
+
+
+class Interrupted(ProxreplayError):
+    """Somebody asked the run to stop; its state is saved."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come.
+
+    Args:
+        position: stream batches done.
+        total: stream batches in all.
+        task: the task the last batch came from.
+        tasks: how many there are.
+        accuracy: at the last evaluation, over all tasks seen.
+    """
+
+    position: int
+    total: int
+    task: int
+    tasks: int
+    accuracy: float | None
 
 
 def run(
     config: RunConfig,
     folder: Path,
+    options: RunOptions | None = None,
     *,
-    dataset: Dataset | None = None,
-    on_batch: OnBatch = lambda batch, total: None,
-) -> FinishedRun:
-    """Run one configuration and write ``config.yaml``, ``records.jsonl`` and ``result.json``.
+    stop: StopRequest | None = None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> Result:
+    """Make a run, or what is still missing of it, in a folder of its own.
+
+    A complete run is not made again; an incomplete one goes on from its newest checkpoint, and its
+    records and result are bit-identical to those of a run that was never interrupted.
 
     Args:
         config: what to run.
-        folder: where the records go.
-        dataset: the benchmark's data, if already loaded.
-        on_batch: called after every stream batch with the batch and the length of the stream.
+        folder: where everything about the run is kept; it must be new or belong to ``config``.
+        options: how to run it.
+        stop: looked at after every batch; if set, the state is saved and `Interrupted` raised.
+        on_progress: called after every stream batch.
     """
-    benchmark = find_benchmark(config.benchmark)
-    stream = benchmark.stream(dataset or benchmark.load(), config.seed, config.batch_size)
-    with seeded(config.seed, "model"):
-        network = benchmark.network()
-    learner = build_learner(config, network, benchmark.transform)
-
-    records: list[Record] = []
-    for batch in stream:
-        records += _learn(learner, batch)
-        if _evaluation_due(stream, batch, config.eval_every):
-            records.append(_evaluation(learner, stream, batch))
-        on_batch(batch, len(stream))
-    test = evaluate(learner.logits, [task.test for task in stream.tasks])
-    records.append(
-        {"kind": "evaluation", "split": "test", "accuracy": test.accuracy, "loss": test.loss}
-    )
-
-    result = summarise(records, config.eval_every)
-    write_text(folder / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False))
-    write_text(folder / "records.jsonl", "".join(json.dumps(r) + "\n" for r in records))
-    write_result(folder / "result.json", result)
-    return FinishedRun(config, records, result)
+    with _storage_trouble(folder), _owned(folder, config):
+        stored = read_run(folder)
+        if stored.result is not None:
+            return stored.result
+        (folder / "failure.txt").unlink(missing_ok=True)
+        with _logging_to(folder / "log.txt"), threads(config.threads):
+            begun = _Run(config, folder, options or RunOptions())
+            return begun.finish(StopRequest() if stop is None else stop, on_progress)
 
 
-def _learn(learner: Learner, batch: Batch) -> list[Record]:
-    if not batch.train:
-        learner.remember(batch.inputs, batch.labels)
-        return []
-    loss = learner.learn(batch.inputs, batch.labels)
-    return [{"kind": "train", "position": batch.position, "task": batch.task, "loss": loss}]
+class _Run:
+    """The state of a run in progress."""
+
+    def __init__(self, config: RunConfig, folder: Path, options: RunOptions) -> None:
+        benchmark = declared(config)
+        dataset = benchmark.load(options.data_root)
+        self.config = config
+        self.folder = folder
+        self.options = options
+        self.stream = build_stream(config, benchmark, dataset)
+        self.learner = build_learner(config, benchmark, dataset, self.stream)
+        self.seconds = dict.fromkeys(("learning", "evaluating", "saving"), 0.0)
+        self.accuracy: float | None = None
+        self.untreated: dict[str, str] | None = None
+        self.records = _Lines(folder / "records.jsonl")
+        self.timings = _Lines(folder / "timings.jsonl")
+        if not (folder / "environment.json").exists():
+            environment = describe_environment(dataset.digest())
+            write_text(folder / "environment.json", json.dumps(environment, indent=2) + "\n")
+        self.diagnostics = Diagnostics(config.diagnostics, self.learner, self.stream)
+        self._restore()
+        start = self.stream.position
+        self.trackers = [TRACKERS[name](config, folder, start) for name in options.track]
+
+    def finish(self, stop: StopRequest, on_progress: Callable[[Progress], None]) -> Result:
+        """Go through the rest of the stream and write the result."""
+        with self.records, self.timings:
+            for batch in self.stream:
+                self._learn(batch)
+                due = evaluation_due(self.stream, self.stream.position - 1, self.config.eval_every)
+                if due:
+                    self._evaluate(batch)
+                for record in self.diagnostics.after_batch(_moment(batch), evaluated=due):
+                    self._record(record)
+                on_progress(self._progress(batch))
+                if stop:
+                    self._save()
+                    raise Interrupted(
+                        f"stopped after {self.stream.position} of {len(self.stream)} stream "
+                        f"batches; go on with: proxreplay resume {self.folder}"
+                    )
+                if self.stream.position % self.options.checkpoint_every == 0:
+                    self._save()
+            self._test()
+            last = {"position": self.stream.position - 1, "task": len(self.stream.tasks) - 1}
+            for record in self.diagnostics.at_end(last):
+                self._record(record)
+            self._record_timings()
+        for tracker in self.trackers:
+            tracker.close()
+        result = summarise(read_lines(self.records.path), self.config.eval_every)
+        write_result(self.folder / "result.json", result)
+        shutil.rmtree(self.folder / "checkpoint", ignore_errors=True)
+        log.info("complete: %s", result)
+        return result
+
+    def _learn(self, batch: Batch) -> None:
+        with self._clock("learning"):
+            loss = self.learner.learn(batch)
+        if not batch.train:
+            return
+        self._record({"kind": "train", **_moment(batch), "loss": loss})
+        if self.learner.refresh_due:
+            self._record_refresh(batch)
+
+    def _record_refresh(self, batch: Batch) -> None:
+        held = len(self.learner.memory)
+        examples = min(self.config.refresh.samples or held, held)
+        self._record({"kind": "refresh", **_moment(batch), "examples": examples})
+        untreated = getattr(self.learner.rule, "untreated", None)
+        if untreated and untreated != self.untreated:
+            self.untreated = dict(untreated)
+            self._record({"kind": "rule", **_moment(batch), "untreated": self.untreated})
+
+    def _evaluate(self, batch: Batch) -> None:
+        assert batch.task is not None
+        moment = _moment(batch)
+        seen = [task.validation for task in self.stream.tasks[: batch.task + 1]]
+        accuracies = self._judge("validation", moment, seen)
+        self.accuracy = sum(accuracies) / len(accuracies)
+
+    def _test(self) -> None:
+        if self.config.test:
+            self._judge("test", {}, [task.test for task in self.stream.tasks])
+
+    def _judge(self, split: str, moment: Record, tasks: list[Examples]) -> list[float]:
+        """Record accuracy and loss a task, for an average also those of the online network."""
+        with self._clock("evaluating"):
+            outcome = evaluate(self.learner.logits, tasks)
+            event = {"kind": "evaluation", "split": split, **moment}
+            self._record({**event, "accuracy": outcome.accuracy, "loss": outcome.loss})
+            if self.learner.averaging is not None:
+                online = evaluate(lambda x: self.learner.logits(x, online=True), tasks)
+                values = {"accuracy": online.accuracy, "loss": online.loss}
+                self._record({**event, "online": True, **values})
+        return outcome.accuracy
+
+    def _record(self, record: Record) -> None:
+        self.records.write(record)
+        for tracker in self.trackers:
+            tracker.write(record)
+
+    def _progress(self, batch: Batch) -> Progress:
+        assert batch.task is not None
+        done, total = self.stream.position, len(self.stream)
+        return Progress(done, total, batch.task, len(self.stream.tasks), self.accuracy)
+
+    def _save(self) -> None:
+        with self._clock("saving"):
+            state = {
+                "position": self.stream.position,
+                "records": self.records.secure(),
+                "accuracy": self.accuracy,
+                "untreated": self.untreated,
+                "diagnostics": self.diagnostics.state_dict(),
+            }
+            parts = {"run": state, **self.learner.state_dict()}
+            save_checkpoint(self.folder / "checkpoint", self.stream.position, parts)
+        self._record_timings()
+
+    def _record_timings(self) -> None:
+        self.timings.write({"position": self.stream.position, **self.seconds})
+        self.timings.secure()
+
+    def _restore(self) -> None:
+        """Go back to the newest checkpoint; what was recorded after it is made again."""
+        parts = load_checkpoint(self.folder / "checkpoint")
+        state: dict[str, Any] = {"position": 0, "records": 0, "accuracy": None, "untreated": None}
+        if parts is not None:
+            state = parts.pop("run")
+            self.learner.load_state_dict(parts)
+            self.diagnostics.load_state_dict(state["diagnostics"])
+            log.info("resumed after %d stream batches", state["position"])
+        self.stream.load_state_dict({"position": state["position"]})
+        self.records.cut(state["records"])
+        self.accuracy = state["accuracy"]
+        self.untreated = state["untreated"]
+        if spent := read_lines(self.timings.path):
+            self.seconds = {name: spent[-1].get(name, 0.0) for name in self.seconds}
+
+    @contextmanager
+    def _clock(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - start
 
 
-def _evaluation_due(stream: Stream, batch: Batch, every: int) -> bool:
-    """Every so many batches, and always around a task switch, where the dips are."""
-    assert batch.position is not None
-    nearby = range(max(batch.position - 3, 0), min(batch.position + 2, len(stream)))
+def _moment(batch: Batch) -> Record:
+    return {"position": batch.position, "task": batch.task}
+
+
+class _Lines:
+    """A file of JSON lines: appended to, or cut back to what a checkpoint knows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> None:
+        self._file = self.path.open("ab")
+
+    def __exit__(self, *_: object) -> None:
+        assert self._file is not None
+        self._file.close()
+        self._file = None
+
+    def write(self, record: Record) -> None:
+        assert self._file is not None
+        self._file.write(json.dumps(record).encode() + b"\n")
+
+    def secure(self) -> int:
+        """See that everything is on disk; returns the length of the file."""
+        assert self._file is not None
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def cut(self, length: int) -> None:
+        """Drop what comes after ``length`` bytes."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size < length:
+            raise CheckpointError(
+                f"{self.path}: {size} bytes, but the checkpoint knows of {length}; records are "
+                "missing. Remove the folder to start this run again."
+            )
+        if size > length:
+            os.truncate(self.path, length)
+
+
+def evaluation_due(stream: Stream, position: int, every: int) -> bool:
+    """Every so many batches, and always around a task switch, where the dips are.
+
+    That is: after the last batch of a task, after the first three of the next, and at the end.
+    """
+    nearby = range(max(position - 3, 0), min(position + 2, len(stream)))
     around_switch = len({stream.task_at(p) for p in nearby}) > 1
-    last = batch.position == len(stream) - 1
-    return (batch.position + 1) % every == 0 or around_switch or last
+    return (position + 1) % every == 0 or around_switch or position == len(stream) - 1
 
 
-def _evaluation(learner: Learner, stream: Stream, batch: Batch) -> Record:
-    assert batch.task is not None
-    seen = [task.validation for task in stream.tasks[: batch.task + 1]]
-    outcome = evaluate(learner.logits, seen)
-    return {
-        "kind": "evaluation",
-        "split": "validation",
-        "position": batch.position,
-        "task": batch.task,
-        "accuracy": outcome.accuracy,
-        "loss": outcome.loss,
-    }
+@contextmanager
+def _owned(folder: Path, config: RunConfig) -> Iterator[None]:
+    """Make the folder ours: new, or of the same configuration, and nobody else at work in it."""
+    known = folder / "config.yaml"
+    if known.exists():
+        differing = differences(read_config(known), config)
+        if differing:
+            raise InputError(
+                f"{folder} belongs to another configuration ({'; '.join(differing)}). Choose "
+                "another --out, or remove the folder."
+            )
+    elif folder.exists() and any(p.name != "lock" for p in folder.iterdir()):
+        raise InputError(f"{folder} is not empty and holds no run; choose another --out.")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"{folder}: another process is at work on this run; wait for it or stop it."
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        if not known.exists():
+            write_text(known, yaml.safe_dump(config.to_dict(), sort_keys=False))
+        yield
+
+
+@contextmanager
+def _storage_trouble(folder: Path) -> Iterator[None]:
+    """A full disk or a read-only folder is told in one line; the way out is to make room."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        raise StorageError(
+            f"{folder}: cannot write ({error.strerror}). What is there is intact; make room or "
+            f"choose another --out, then go on with: proxreplay resume {folder}"
+        ) from error
+
+
+@contextmanager
+def _logging_to(path: Path) -> Iterator[None]:
+    """Write what proxreplay's loggers say to a file as well."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("proxreplay")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        handler.close()
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch use so many CPU threads inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,239 @@
+"""A study: many runs, in parallel processes, that go on when one of them fails.
+
+The seam for other engines is narrow: an `Engine` takes jobs and says what became of each; the run
+itself is in its folder. A cluster engine needs to do no more.
+"""
+
+import logging
+import multiprocessing
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from proxreplay.errors import InputError, ProxreplayError
+from proxreplay.experiments.config import RunConfig
+from proxreplay.experiments.interrupt import StopRequest
+from proxreplay.experiments.methods import configure
+from proxreplay.experiments.results import write_text
+from proxreplay.experiments.run import Interrupted, Progress, RunOptions, run
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to be made: what, where, and how."""
+
+    config: RunConfig
+    folder: Path
+    options: RunOptions = field(default_factory=RunOptions)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job."""
+
+    job: Job
+    status: Literal["complete", "interrupted", "failed"]
+    problem: str | None = None
+
+
+OnProgress = Callable[[Job, Progress], None]
+OnOutcome = Callable[[Outcome], None]
+
+
+def comparison(
+    benchmark_name: str,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    *layers: Mapping[str, Any],
+    options: RunOptions | None = None,
+) -> list[Job]:
+    """The runs of every method with every seed, each in a folder of its own below ``out``."""
+    return [
+        Job(
+            configure(benchmark_name, method, *layers, {"seed": seed}),
+            out / "runs" / f"{method}-seed{seed}",
+            options or RunOptions(),
+        )
+        for seed in seeds
+        for method in methods
+    ]
+
+
+class Engine(Protocol):
+    """Makes runs. Jobs not started when a stop is requested are left out of the outcomes."""
+
+    def make(
+        self,
+        jobs: Sequence[Job],
+        stop: StopRequest,
+        on_progress: OnProgress = lambda job, progress: None,
+        on_outcome: OnOutcome = lambda outcome: None,
+    ) -> list[Outcome]:
+        """Make every run; report progress and, once each, what became of it."""
+        ...
+
+
+def make_one(job: Job, stop: StopRequest, on_progress: Callable[[Progress], None]) -> Outcome:
+    """Make one run here and now; an error becomes part of the outcome and of the folder."""
+    try:
+        run(job.config, job.folder, job.options, stop=stop, on_progress=on_progress)
+    except Interrupted as interruption:
+        return Outcome(job, "interrupted", str(interruption))
+    except ProxreplayError as error:
+        return _failed(job, str(error), str(error))
+    except Exception as error:
+        return _failed(job, f"{type(error).__name__}: {error}", traceback.format_exc())
+    return Outcome(job, "complete")
+
+
+def _failed(job: Job, problem: str, details: str) -> Outcome:
+    if (job.folder / "config.yaml").exists():  # ours: a refused folder is left as it is
+        try:
+            write_text(job.folder / "failure.txt", details.rstrip() + "\n")
+        except OSError as error:  # a full disk: the outcome still tells
+            log.warning("could not write %s: %s", job.folder / "failure.txt", error)
+    return Outcome(job, "failed", problem)
+
+
+@dataclass(frozen=True)
+class InlineEngine:
+    """One run after the other in this process."""
+
+    def make(
+        self,
+        jobs: Sequence[Job],
+        stop: StopRequest,
+        on_progress: OnProgress = lambda job, progress: None,
+        on_outcome: OnOutcome = lambda outcome: None,
+    ) -> list[Outcome]:
+        """Make every run, in order."""
+        outcomes = []
+        for job in jobs:
+            if stop:
+                break
+            outcome = make_one(job, stop, lambda progress, job=job: on_progress(job, progress))  # type: ignore[misc]
+            on_outcome(outcome)
+            outcomes.append(outcome)
+        return outcomes
+
+
+@dataclass(frozen=True)
+class ProcessEngine:
+    """Several runs at a time, each in a process of its own kind that is reused for the next.
+
+    Args:
+        processes: how many at a time.
+    """
+
+    processes: int
+
+    def __post_init__(self) -> None:
+        if self.processes < 1:
+            raise InputError(f"jobs={self.processes}; give at least 1.")
+
+    def make(
+        self,
+        jobs: Sequence[Job],
+        stop: StopRequest,
+        on_progress: OnProgress = lambda job, progress: None,
+        on_outcome: OnOutcome = lambda outcome: None,
+    ) -> list[Outcome]:
+        """Make every run; a process that dies costs its own run only."""
+        waiting = deque(jobs)
+        workers = [_Worker() for _ in range(min(self.processes, len(jobs)))]
+        outcomes: list[Outcome] = []
+        try:
+            while True:
+                for worker in workers:
+                    if waiting and worker.job is None and not stop:
+                        worker.start(waiting.popleft())
+                busy = {w.connection: w for w in workers if w.job is not None}
+                if not busy:
+                    return outcomes
+                if stop:
+                    for worker in busy.values():
+                        worker.ask_to_stop()
+                for connection in wait(list(busy), timeout=0.2):
+                    worker = busy[connection]  # type: ignore[index]
+                    message = worker.receive()
+                    if isinstance(message, Progress):
+                        assert worker.job is not None
+                        on_progress(worker.job, message)
+                    else:
+                        on_outcome(message)
+                        outcomes.append(message)
+                        worker.job = None
+        finally:
+            for worker in workers:
+                worker.close()
+
+
+class _Worker:
+    """A process that makes runs, one at a time, and the pipe to it."""
+
+    def __init__(self) -> None:
+        self.job: Job | None = None
+        self._spawn()
+
+    def _spawn(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(target=_work, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+        self._asked = False
+
+    def start(self, job: Job) -> None:
+        if not self.process.is_alive():
+            self.connection.close()
+            self._spawn()
+        self.job = job
+        self.connection.send(job)
+
+    def ask_to_stop(self) -> None:
+        if not self._asked and self.process.is_alive():
+            self._asked = True
+            self.process.terminate()  # SIGTERM: save and stop
+
+    def receive(self) -> Any:
+        """A `Progress`, or the `Outcome` of the job; a dead process is a failed outcome."""
+        assert self.job is not None
+        try:
+            return self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join()
+            problem = f"its process ended with exit code {self.process.exitcode}"
+            return _failed(self.job, problem, problem)
+
+    def close(self) -> None:
+        self.connection.close()
+        self.process.join(timeout=30)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+def _work(connection: Connection) -> None:
+    """What a worker process does: wait for jobs, make them, say how it goes."""
+    stop = StopRequest()
+
+    def ask(number: int, frame: object) -> None:
+        stop.signal = number
+
+    signal.signal(signal.SIGTERM, ask)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which asks us
+    while True:
+        try:
+            job = connection.recv()
+        except EOFError:
+            return
+        connection.send(make_one(job, stop, connection.send))

@@ -1,0 +1,117 @@
+"""Tuning as in the paper: by final validation accuracy on one seed, never looking at test data.
+
+LPR is tuned on top of the baseline: first the method alone over its own grid, then LPR's strength
+with everything else as selected.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from proxreplay.errors import InputError
+from proxreplay.experiments.config import RunConfig
+from proxreplay.experiments.methods import LPR_PREFIX, configure, find_method
+from proxreplay.experiments.results import read_run, write_text
+from proxreplay.experiments.run import RunOptions
+from proxreplay.experiments.study import Job
+
+Grid = Mapping[str, Sequence[Any]]
+
+_PAPER: dict[str, list[Any]] = {
+    "lr": [0.01, 0.05, 0.1],
+    "loss.replay_weight": [0.1, 0.5, 1.0],
+    "loss.logit_weight": [0.1, 0.5, 1.0],
+    "ema.momentum": [0.99, 0.995, 0.999],
+    "loss.rho": [0.0, 0.05, 0.1],
+    "lpr.omega_0": [0.04, 0.25, 1.0, 4.0, 100.0],
+    "lpr.beta": [1.0, 2.0],
+}
+
+
+def paper_grid(method_name: str) -> Grid:
+    """The paper's grid for a method: the learning rate and what else it has to choose."""
+    method = find_method(method_name)
+    return {key: values for key, values in _PAPER.items() if key == "lr" or key in method.uses}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One grid over one method; its winner is what the next stage starts from.
+
+    Args:
+        method: what is run.
+        grid: values to try, by key.
+    """
+
+    method: str
+    grid: Grid
+
+
+def stages(method_name: str, grid: Grid | None) -> list[Stage]:
+    """What to tune one after the other; ``grid=None`` is the paper's way."""
+    if grid is not None:
+        return [Stage(method_name, grid)]
+    full = paper_grid(method_name)
+    if not method_name.startswith(LPR_PREFIX):
+        return [Stage(method_name, full)]
+    base = method_name.removeprefix(LPR_PREFIX)
+    on_top = {key: values for key, values in full.items() if key.startswith("lpr.")}
+    return [Stage(base, paper_grid(base)), Stage(method_name, on_top)]
+
+
+def stage_jobs(
+    benchmark_name: str,
+    stage: Stage,
+    out: Path,
+    *layers: Mapping[str, Any],
+    options: RunOptions | None = None,
+) -> list[Job]:
+    """A run for every point of a stage's grid; none of them looks at test examples."""
+    if not stage.grid or not all(stage.grid.values()):
+        raise InputError("sweep: an empty grid; give --grid KEY=V1,V2 or --grid paper.")
+    jobs = []
+    for point in itertools.product(*stage.grid.values()):
+        values = dict(zip(stage.grid, point, strict=True))
+        config = configure(benchmark_name, stage.method, *layers, values, {"test": False})
+        name = "-".join([stage.method, *(f"{k}={v}" for k, v in values.items())])
+        jobs.append(Job(config, out / "runs" / name, options or RunOptions()))
+    return jobs
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A tried configuration and the validation accuracy it ended with."""
+
+    config: RunConfig
+    folder: Path
+    validation_acc: float
+
+
+def ranked(jobs: Sequence[Job]) -> list[Choice]:
+    """Completed runs, best first; of equals, the one tried first."""
+    choices = []
+    for job in jobs:
+        stored = read_run(job.folder)
+        if stored.result is not None:
+            choices.append(Choice(job.config, job.folder, stored.result.validation_acc))
+    return sorted(choices, key=lambda choice: -choice.validation_acc)
+
+
+def winner_values(choice: Choice, stage: Stage) -> dict[str, Any]:
+    """The winning point of a stage's grid, by key."""
+    flat = choice.config.flat()
+    return {key: flat[key] for key in stage.grid}
+
+
+def write_winner(path: Path, values: Mapping[str, Any], choice: Choice, stage_count: int) -> None:
+    """A file for ``--config`` with what was selected, and a line on how."""
+    text = (
+        f"# Selected by final validation accuracy ({choice.validation_acc:.4f}) on seed "
+        f"{choice.config.seed} of {choice.config.benchmark}, {choice.config.method}; "
+        f"stages: {stage_count}.\n"
+    )
+    write_text(path, text + yaml.safe_dump(dict(values), sort_keys=False))

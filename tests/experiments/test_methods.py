@@ -1,0 +1,81 @@
+import pytest
+
+from proxreplay.errors import InputError
+from proxreplay.experiments.benchmarks import BENCHMARKS, find_benchmark
+from proxreplay.experiments.methods import METHODS, build_stream, configure, declared, find_method
+
+PUBLISHED = [  # benchmark, method, lr, omega_0, beta: the paper's selected values
+    ("split-cifar100", "lpr-er", 0.1, 4.0, 2.0),
+    ("split-cifar100", "lpr-der", 0.05, 1.0, 1.0),
+    ("split-cifar100", "lpr-ema", 0.05, 0.04, 1.0),
+    ("split-cifar100", "lpr-lode", 0.1, 1.0, 2.0),
+    ("split-tinyimagenet", "lpr-er", 0.01, 0.25, 2.0),
+    ("online-clear", "lpr-er", 0.01, 1.0, 1.0),
+    ("online-clear", "lpr-der", 0.1, 0.25, 1.0),
+]
+
+
+@pytest.mark.parametrize(("benchmark", "method", "lr", "omega_0", "beta"), PUBLISHED)
+def test_the_papers_settings_are_the_defaults(
+    benchmark: str, method: str, lr: float, omega_0: float, beta: float
+) -> None:
+    config = configure(benchmark, method)
+    assert (config.lr, config.lpr.omega_0, config.lpr.beta) == (lr, omega_0, beta)
+    assert config.refresh.every == 10
+    assert config.lr == configure(benchmark, method.removeprefix("lpr-")).lr
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_settings_on_every_benchmark(benchmark: str, method: str) -> None:
+    config = configure(benchmark, method)
+    declaration = find_benchmark(benchmark)
+    assert config.memory == declaration.memory
+    assert config.steps_per_batch == declaration.steps_per_batch
+
+
+def test_later_layers_are_stronger() -> None:
+    config = configure("split-cifar100", "lpr-er", {"lr": 0.3, "memory": 7}, {"lr": 0.4})
+    assert (config.lr, config.memory, config.lpr.omega_0) == (0.4, 7, 4.0)
+
+
+def test_a_file_of_another_run_is_not_mistaken() -> None:
+    other = configure("split-digits", "er").to_dict()
+    with pytest.raises(InputError, match="of er on split-digits, but lpr-er on split-cifar10 was"):
+        configure("split-cifar10", "lpr-er", other)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("lpr_er", "lpr-er"), ("lod", "lode"), ("a-gem", "agem")]
+)
+def test_an_unknown_method_is_refused_with_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(InputError, match=f"unknown method '{name}'; the nearest is '{near}'"):
+        find_method(name)
+
+
+def test_a_limit_shortens_every_task() -> None:
+    config = configure("split-digits", "er", {"stream.limit": 25})
+    benchmark = declared(config)
+    dataset = benchmark.load(None)
+    stream = build_stream(config, benchmark, dataset)
+    assert [len(task.train) for task in stream.tasks] == [25] * 5
+    whole = build_stream(configure("split-digits", "er"), benchmark, dataset)
+    assert stream.tasks[2].train.rows.tolist() == whole.tasks[2].train.rows[:25].tolist()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"stream.data": "x"}, "goes with the benchmark 'custom'"),
+        ({"stream.scenario": "chaos"}, "stream.scenario=chaos"),
+    ],
+    ids=["data of one's own", "unknown scenario"],
+)
+def test_streams_that_make_no_sense_are_refused(values: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        declared(configure("split-digits", "er", values))
+
+
+def test_custom_needs_data() -> None:
+    with pytest.raises(InputError, match="custom: which data"):
+        declared(configure("custom", "er"))

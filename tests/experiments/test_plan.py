@@ -1,0 +1,34 @@
+"""What a plan counts is what a run then does."""
+
+from pathlib import Path
+
+from proxreplay.experiments.methods import configure
+from proxreplay.experiments.plan import plan
+from proxreplay.experiments.results import read_run
+from proxreplay.experiments.run import run
+
+QUICK = {"steps_per_batch": 2, "eval_every": 13, "stream.limit": 55}
+
+
+def test_the_counts_are_those_of_the_run(tmp_path: Path) -> None:
+    config = configure("split-digits", "lpr-ema", QUICK)
+    planned = plan(config)
+    run(config, tmp_path)
+    records = read_run(tmp_path).records
+    trained = [r for r in records if r["kind"] == "train"]
+    evaluated = [r for r in records if r["kind"] == "evaluation" and r["split"] == "validation"]
+    assert planned.trained_batches == len(trained)
+    assert planned.sgd_steps == 2 * len(trained)
+    assert planned.stream_batches == 5 * 6
+    assert planned.refreshes == sum(r["kind"] == "refresh" for r in records)
+    assert planned.evaluations == sum(not r.get("online") for r in evaluated)
+    assert planned.evaluated_images > 2 * planned.evaluations
+    assert planned.rule_bytes > 0
+    assert planned.memory_bytes >= 50 * 64
+
+
+def test_a_plain_run_has_no_refreshes() -> None:
+    planned = plan(configure("split-digits", "er", QUICK))
+    assert (planned.refreshes, planned.rule_bytes) == (0, 0)
+    assert planned.seconds["refreshing"] == 0
+    assert dict(planned.described())["tasks"] == "5"

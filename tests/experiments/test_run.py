@@ -1,0 +1,195 @@
+"""A run is the same whether it is left alone, interrupted or killed; its folder is its own."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from proxreplay.errors import CheckpointError, InputError, StorageError
+from proxreplay.experiments import run as engine
+from proxreplay.experiments.config import RunConfig
+from proxreplay.experiments.interrupt import StopRequest
+from proxreplay.experiments.methods import METHODS, configure
+from proxreplay.experiments.results import read_run
+from proxreplay.experiments.run import Interrupted, Progress, RunOptions, run
+
+QUICK = {"steps_per_batch": 1, "eval_every": 25, "refresh.every": 5, "memory": 30}
+
+
+def quick(method: str, **values: object) -> RunConfig:
+    return configure("split-digits", method, QUICK, values)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """What must be bit-identical: everything but times and places."""
+    return {n: (folder / n).read_bytes() for n in ("config.yaml", "records.jsonl", "result.json")}
+
+
+def interrupted(config: RunConfig, folder: Path, at: int, options: RunOptions) -> None:
+    """Ask the run to stop after so many batches."""
+    stop = StopRequest()
+
+    def watch(progress: Progress) -> None:
+        if progress.position == at:
+            stop.signal = signal.SIGTERM
+
+    with pytest.raises(Interrupted, match=f"stopped after {at} of"):
+        run(config, folder, options, stop=stop, on_progress=watch)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_interrupted_run_ends_as_if_it_had_not_been(method: str, tmp_path: Path) -> None:
+    config = quick(method)
+    run(config, tmp_path / "whole")
+    for at in (3, 41, 77):
+        interrupted(config, tmp_path / "parts", at, RunOptions(checkpoint_every=10))
+    run(config, tmp_path / "parts")
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    assert not (tmp_path / "parts" / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("method", ["er", "lpr-er", "lpr-ema"])
+def test_a_killed_process_loses_only_what_came_after_the_checkpoint(
+    method: str, tmp_path: Path
+) -> None:
+    config = quick(method, steps_per_batch=3)
+    run(config, tmp_path / "whole")
+    folder = tmp_path / "killed"
+    command = [sys.executable, "-m", "proxreplay", "run", "split-digits", "--method", method]
+    command += ["--checkpoint-every", "7", "--out", str(folder), "--set", "steps_per_batch=3"]
+    for key, value in QUICK.items():
+        if key != "steps_per_batch":
+            command += ["--set", f"{key}={value}"]
+    dice = random.Random(method)
+    for _ in range(2):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while not (folder / "checkpoint").exists() and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(dice.random() * 0.4)
+        process.kill()
+        process.wait()
+    done = subprocess.run([sys.executable, "-m", "proxreplay", "resume", str(folder)], check=False)
+    assert done.returncode == 0
+    assert contents(folder) == contents(tmp_path / "whole")
+
+
+def test_the_same_configuration_gives_the_same_bits(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        run(quick("lpr-er", seed=5), tmp_path / name)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    run(quick("lpr-er", seed=6), tmp_path / "c")
+    assert contents(tmp_path / "a")["records.jsonl"] != contents(tmp_path / "c")["records.jsonl"]
+
+
+def test_a_complete_run_is_not_made_again(tmp_path: Path) -> None:
+    first = run(quick("er"), tmp_path)
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.glob("*.js*")}
+    assert run(quick("er"), tmp_path, on_progress=lambda p: pytest.fail("it ran")) == first
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.glob("*.js*")} == before
+
+
+def test_a_folder_of_another_configuration_is_refused_and_left_alone(tmp_path: Path) -> None:
+    run(quick("er"), tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(InputError, match=r"another configuration \(lr: 0\.1 there, 0\.05 here\)"):
+        run(quick("er", lr=0.05), tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(InputError, match="not empty and holds no run"):
+        run(quick("er"), tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_two_processes_do_not_work_on_one_folder(tmp_path: Path) -> None:
+    def again(progress: Progress) -> None:
+        with pytest.raises(InputError, match="another process is at work"):
+            run(quick("er"), tmp_path)
+
+    run(quick("er"), tmp_path, on_progress=again)
+
+
+def test_a_damaged_checkpoint_is_reported_and_the_older_one_used(tmp_path: Path) -> None:
+    config = quick("lpr-er")
+    run(config, tmp_path / "whole")
+    folder = tmp_path / "damaged"
+    interrupted(config, folder, 45, RunOptions(checkpoint_every=20))
+    older, newest = sorted((folder / "checkpoint").iterdir())
+    assert (int(older.name), int(newest.name)) == (40, 45)
+    (victim,) = newest.glob("memory*.safetensors")
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    run(config, folder)
+    assert contents(folder) == contents(tmp_path / "whole")
+    assert "000000045 is damaged" in (folder / "log.txt").read_text()
+
+
+def test_when_every_checkpoint_is_damaged_the_run_does_not_pretend(tmp_path: Path) -> None:
+    config = quick("er")
+    interrupted(config, tmp_path, 45, RunOptions(checkpoint_every=20))
+    for checkpoint in (tmp_path / "checkpoint").iterdir():
+        for file in checkpoint.glob("model*.safetensors"):
+            file.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="every checkpoint is damaged"):
+        run(config, tmp_path)
+
+
+def test_records_that_are_missing_are_noticed(tmp_path: Path) -> None:
+    config = quick("er")
+    interrupted(config, tmp_path, 45, RunOptions())
+    os.truncate(tmp_path / "records.jsonl", 100)
+    with pytest.raises(CheckpointError, match="records are missing"):
+        run(config, tmp_path)
+
+
+def test_a_full_disk_stops_the_run_and_leaves_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = quick("er")
+    run(config, tmp_path / "whole")
+    folder = tmp_path / "full"
+    save = engine.save_checkpoint
+
+    def full(where: Path, position: int, parts: dict[str, object]) -> None:
+        if position > 40:
+            raise OSError(28, "No space left on device")
+        save(where, position, parts)
+
+    monkeypatch.setattr(engine, "save_checkpoint", full)
+    with pytest.raises(StorageError, match=r"No space left on device.*proxreplay resume"):
+        run(config, folder, RunOptions(checkpoint_every=20))
+    monkeypatch.undo()
+    assert read_run(folder).status == "incomplete"
+    run(config, folder)
+    assert contents(folder) == contents(tmp_path / "whole")
+
+
+def test_evaluations_are_never_missing_around_a_switch(tmp_path: Path) -> None:
+    run(quick("er", eval_every=1000), tmp_path)
+    records = read_run(tmp_path).records
+    task_of = {r["position"]: r["task"] for r in records if r["kind"] == "train"}
+    seen = {r["position"] for r in records if r["kind"] == "evaluation" and "position" in r}
+    firsts = [min(p for p, t in task_of.items() if t == task) for task in range(1, 5)]
+    for first in firsts:
+        assert {first - 1, first, first + 1, first + 2} <= seen
+    assert len(seen) == 4 * len(firsts) + 1
+
+
+def test_test_examples_are_left_alone_when_told_so(tmp_path: Path) -> None:
+    result = run(quick("er", test=False), tmp_path)
+    assert result.acc is None
+    assert all(r.get("split") != "test" for r in read_run(tmp_path).records)
+
+
+def test_an_average_is_reported_beside_the_online_network(tmp_path: Path) -> None:
+    result = run(quick("ema"), tmp_path)
+    assert result.online is not None
+    assert result.online["aaa"] != result.aaa

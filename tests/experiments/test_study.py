@@ -1,0 +1,104 @@
+"""Many runs: in parallel as in sequence, one failure does not stop the others."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from proxreplay.errors import InputError
+from proxreplay.experiments.interrupt import StopRequest
+from proxreplay.experiments.methods import configure
+from proxreplay.experiments.results import find_runs, read_run
+from proxreplay.experiments.run import Progress
+from proxreplay.experiments.study import InlineEngine, Job, Outcome, ProcessEngine, comparison
+
+QUICK = {"steps_per_batch": 1, "eval_every": 50, "refresh.every": 20}
+
+
+def jobs(out: Path, methods: tuple[str, ...] = ("er", "lpr-er")) -> list[Job]:
+    return comparison("split-digits", methods, [0, 1], out, QUICK)
+
+
+def test_parallel_runs_equal_the_same_runs_in_sequence(tmp_path: Path) -> None:
+    seen: list[Outcome] = []
+    parallel = ProcessEngine(2).make(jobs(tmp_path / "p"), StopRequest(), on_outcome=seen.append)
+    InlineEngine().make(jobs(tmp_path / "s"), StopRequest())
+    assert [o.status for o in parallel] == ["complete"] * 4
+    assert sorted(o.job.folder for o in seen) == sorted(o.job.folder for o in parallel)
+    for name in ("er-seed0", "er-seed1", "lpr-er-seed0", "lpr-er-seed1"):
+        for file in ("records.jsonl", "result.json", "config.yaml"):
+            a, b = (tmp_path / way / "runs" / name / file for way in "ps")
+            assert a.read_bytes() == b.read_bytes()
+
+
+@pytest.mark.parametrize("engine", [InlineEngine(), ProcessEngine(2)], ids=["inline", "processes"])
+def test_the_others_go_on_when_one_fails(engine: InlineEngine, tmp_path: Path) -> None:
+    planned = jobs(tmp_path)
+    blocked = planned[1].folder
+    blocked.mkdir(parents=True)
+    (blocked / "thesis.tex").write_text("precious")
+    outcomes = {o.job.folder: o for o in engine.make(planned, StopRequest())}
+    assert outcomes[blocked].status == "failed"
+    assert "not empty" in str(outcomes[blocked].problem)
+    assert [outcomes[j.folder].status for j in planned if j.folder != blocked] == ["complete"] * 3
+    assert sorted(p.name for p in blocked.iterdir()) == ["thesis.tex"]
+
+
+def test_a_process_that_dies_costs_its_own_run_only(tmp_path: Path) -> None:
+    planned = jobs(tmp_path)
+    killed: list[Path] = []
+
+    def kill_once(job: Job, progress: Progress) -> None:
+        if not killed and progress.position > 5:
+            killed.append(job.folder)
+            (worker,) = (int(p) for p in (job.folder / "lock").read_text().split())
+            os.kill(worker, signal.SIGKILL)
+
+    outcomes = {o.job.folder: o for o in ProcessEngine(2).make(planned, StopRequest(), kill_once)}
+    assert outcomes[killed[0]].status == "failed"
+    assert "exit code -9" in str(outcomes[killed[0]].problem)
+    assert read_run(killed[0]).status == "failed"
+    assert sum(o.status == "complete" for o in outcomes.values()) == 3
+    again = ProcessEngine(1).make(planned, StopRequest())
+    assert [o.status for o in again] == ["complete"] * 4
+
+
+@pytest.mark.parametrize("engine", [InlineEngine(), ProcessEngine(2)], ids=["inline", "processes"])
+def test_a_study_can_be_interrupted_and_continued(engine: InlineEngine, tmp_path: Path) -> None:
+    planned = jobs(tmp_path)
+    stop = StopRequest()
+
+    def soon(job: Job, progress: Progress) -> None:
+        if progress.position == 30:
+            stop.signal = signal.SIGINT
+
+    outcomes = engine.make(planned, stop, soon)
+    assert "interrupted" in {o.status for o in outcomes}
+    assert "failed" not in {o.status for o in outcomes}
+    assert [o.status for o in engine.make(planned, StopRequest())] == ["complete"] * 4
+    assert [r.status for r in find_runs([tmp_path])] == ["complete"] * 4
+
+
+def test_runs_are_found_whatever_state_they_are_in(tmp_path: Path) -> None:
+    InlineEngine().make(jobs(tmp_path, ("er",))[:1], StopRequest())
+    for name, text in {"broken": "{", "empty": "", "foreign": "colour: blue"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(text)
+    statuses = {run.folder.name: run.status for run in find_runs([tmp_path])}
+    assert statuses == {
+        "er-seed0": "complete",
+        "broken": "broken",
+        "empty": "broken",
+        "foreign": "broken",
+    }
+
+
+def test_an_engine_needs_at_least_one_process() -> None:
+    with pytest.raises(InputError, match="jobs=0"):
+        ProcessEngine(0)
+
+
+def test_methods_are_compared_on_the_same_stream_and_weights() -> None:
+    er, lpr = (configure("split-digits", m) for m in ("er", "lpr-er"))
+    assert er.with_values({"method": "lpr-er"}) == lpr
