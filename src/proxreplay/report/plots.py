@@ -1,15 +1,53 @@
-"""Plots: legible in print and on a phone, colour-blind safe, seeds as bands."""
+"""Plots: legible in print and on a phone, colour-blind safe, seeds as bands, thin task boundaries.
 
-from collections.abc import Mapping, Sequence
+Every function takes a section of a study and returns a figure of its own; nothing global is
+touched. `FIGURES` names them for the command line.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from proxreplay.evaluation import Trajectory
-from proxreplay.evaluation.metrics import Array
+from proxreplay.errors import DataError
+from proxreplay.evaluation import Trajectory, estimate
+from proxreplay.report.curves import (
+    MEASURES,
+    Curve,
+    Measure,
+    curves,
+    from_trajectories,
+    task_accuracy_map,
+)
+from proxreplay.report.paper import paper
+from proxreplay.report.study import Group, Section
 
-# Okabe and Ito's palette, dark on white first: told apart with any colour vision.
-COLOURS = ("#555555", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette with a grey for its black and a purple for its pale yellow: told apart
+# with any colour vision.
+COLOURS = (
+    "#555555",
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#7B5EA7",
+)
+DASHES = ("-", "--", ":", "-.")
+WIDE = (8.0, 4.5)
+PANEL = (4.2, 3.4)
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Write a figure; the ending of the path decides the format."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
 
 
 def anytime_accuracy(trajectories: Mapping[str, Sequence[Trajectory]], path: Path) -> None:
@@ -19,47 +57,235 @@ def anytime_accuracy(trajectories: Mapping[str, Sequence[Trajectory]], path: Pat
         trajectories: label of the method -> one trajectory a seed.
         path: the picture to write; its ending decides the format.
     """
+    drawn = [from_trajectories(name, i, ps) for i, (name, ps) in enumerate(trajectories.items())]
+    tasks = max(int(p.tasks[-1]) + 1 for paths in trajectories.values() for p in paths)
+    figure, (axes,) = _figure(1, WIDE)
+    _draw(axes, MEASURES["accuracy"], drawn, tasks)
+    _legend(figure, axes)
+    save(figure, path)
+
+
+def over_time(section: Section, name: str) -> "Figure":
+    """One measure over the stream, a line a method.
+
+    Args:
+        section: what to draw.
+        name: of a measure in `curves.MEASURES`.
+    """
+    figure, (axes,) = _figure(1, WIDE)
+    _measure(axes, section, MEASURES[name])
+    _legend(figure, axes)
+    return figure
+
+
+def task_maps(section: Section) -> "Figure":
+    """Accuracy on every task over time, one map a method."""
+    groups = [g for g in section.groups if any(run.accuracy is not None for run in g.runs)]
+    _need(groups, section, "evaluations")
+    columns = min(len(groups), 3)
+    rows = -(-len(groups) // columns)
+    figure = _blank((PANEL[0] * columns, 0.6 + 2.6 * rows))
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    image: Any = None
+    for axes, group in zip(grid.flat, groups, strict=False):
+        values = task_accuracy_map(group, section.tasks, bins=24)
+        image = axes.imshow(
+            values,
+            aspect="auto",
+            cmap="cividis",
+            vmin=0,
+            vmax=1,
+            interpolation="nearest",
+            extent=(0, section.tasks, section.tasks + 0.5, 0.5),
+        )
+        axes.set_title(group.label, fontsize=10)
+    for axes in grid.flat[len(groups) :]:
+        axes.set_visible(False)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("task")
+        _whole_numbers(axes.yaxis)
+    for axes in grid[-1]:
+        axes.set_xlabel("tasks done")
+        _whole_numbers(axes.xaxis)
+    figure.colorbar(image, ax=grid, label="accuracy", shrink=0.8)
+    return figure
+
+
+def gradient_ratios(section: Section) -> "Figure":
+    """The paper's Figure 2: how much LPR shrinks the gradients of replayed and of new data."""
+    return _panels(section, ["ratio-replay", "ratio-new"])
+
+
+def figure_1(section: Section) -> "Figure":
+    """The paper's Figure 1: drift, total variation and accuracy on the first task's examples."""
+    return _panels(section, ["drift", "variation-first", "first-task"])
+
+
+def appendix(section: Section) -> "Figure":
+    """The paper's appendix: accuracy and loss over all seen tasks, and their variation."""
+    return _panels(section, ["variation", "variation-loss", "accuracy", "loss"], columns=2)
+
+
+def sensitivity(section: Section) -> "Figure":
+    """Final accuracy and time over T (lines: p, the share of the memory a refresh uses).
+
+    The paper's numbers, where it has the benchmark, are drawn hollow.
+    """
+    found = _by_refresh(section)
+    _need(found, section, "runs of lpr-er with different refresh.every or refresh.samples")
+    figure, (left, right) = _figure(2, PANEL)
+    intervals = sorted({every for points in found.values() for every in points})
+    for (share, points), colour in zip(sorted(found.items()), COLOURS[1:], strict=False):
+        every = sorted(points)
+        accuracy = [estimate(np.array(points[t][0])) for t in every]
+        means, errors = ([getattr(e, k) for e in accuracy] for k in ("mean", "standard_error"))
+        style: dict[str, Any] = {
+            "color": colour,
+            "marker": "o",
+            "capsize": 3,
+            "label": f"p = {share:g}",
+        }
+        left.errorbar(every, means, np.nan_to_num(errors), **style)
+        timed = [(t, float(np.mean(points[t][1]))) for t in every if points[t][1]]
+        if timed:
+            right.plot(*zip(*timed, strict=True), color=colour, marker="o", label=f"p = {share:g}")
+        theirs = _paper_sensitivity(section.benchmark, share)
+        if theirs:
+            hollow: dict[str, Any] = {"color": colour, "linestyle": ":", "marker": "o"}
+            hollow["markerfacecolor"] = "none"
+            left.plot(*zip(*theirs, strict=True), **hollow, label=f"p = {share:g}, paper")
+            intervals = sorted({*intervals, *(t for t, _ in theirs)})
+    for axes, title in ((left, "Acc"), (right, "minutes of learning")):
+        axes.set_xscale("log")
+        axes.set_xticks(intervals, [str(t) for t in intervals])
+        axes.minorticks_off()
+        axes.set_xlabel("T: stream batches between refreshes")
+        axes.set_title(title, fontsize=10)
+        _tidy(axes)
+    _legend(figure, left)
+    return figure
+
+
+FIGURES: Mapping[str, Callable[[Section], "Figure"]] = {
+    "accuracy": lambda section: over_time(section, "accuracy"),
+    "worst-case": lambda section: over_time(section, "worst-case"),
+    "variation": lambda section: over_time(section, "variation"),
+    "loss": lambda section: over_time(section, "loss"),
+    "drift": lambda section: over_time(section, "drift"),
+    "time": lambda section: over_time(section, "time"),
+    "tasks": task_maps,
+    "gradients": gradient_ratios,
+    "sensitivity": sensitivity,
+    "figure-1": figure_1,
+    "figure-2": gradient_ratios,
+    "appendix": appendix,
+}
+
+
+# How they are drawn ------------------------------------------------------------------------------
+
+
+def _blank(size: tuple[float, float]) -> "Figure":
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    tasks = max(int(p.tasks[-1]) + 1 for paths in trajectories.values() for p in paths)
-    for switch in range(1, tasks):
-        axes.axvline(switch, color="0.8", linewidth=0.8, zorder=0)
-    for (method, paths), colour in zip(trajectories.items(), COLOURS, strict=False):
-        progress, curves = _on_common_grid(paths)
-        axes.plot(progress, curves.mean(axis=0), color=colour, linewidth=2, label=method)
-        low, high = curves.min(axis=0), curves.max(axis=0)
-        axes.fill_between(progress, low, high, color=colour, alpha=0.18, linewidth=0)
-    axes.set_xlabel("tasks done (a new task begins at every thin line)")
-    axes.set_ylabel("accuracy on all tasks seen")
-    axes.set_xlim(0, tasks)
-    axes.set_ylim(0, 1.02)
+    return Figure(figsize=size, layout="constrained")
+
+
+def _figure(count: int, size: tuple[float, float]) -> tuple["Figure", Sequence["Axes"]]:
+    figure = _blank((size[0] * count, size[1]))
+    return figure, list(figure.subplots(1, count, squeeze=False)[0])
+
+
+def _panels(section: Section, names: Sequence[str], columns: int | None = None) -> "Figure":
+    """Several measures side by side, one legend for all."""
+    columns = columns or len(names)
+    rows = -(-len(names) // columns)
+    figure = _blank((PANEL[0] * columns, PANEL[1] * rows))
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes, name in zip(grid, names, strict=True):
+        _measure(axes, section, MEASURES[name])
+    _legend(figure, grid[0])
+    return figure
+
+
+def _measure(axes: "Axes", section: Section, measure: Measure) -> None:
+    drawn = curves(section, measure) if section.tasks else []
+    _need(drawn, section, f"records for '{measure.title.lower()}'")
+    _draw(axes, measure, drawn, section.tasks)
+
+
+def _draw(axes: "Axes", measure: Measure, drawn: Sequence[Curve], tasks: int) -> None:
+    for curve in drawn:
+        turn, i = divmod(curve.index, len(COLOURS))
+        colour, dash = COLOURS[i], DASHES[turn % len(DASHES)]
+        axes.plot(curve.x, curve.mean, dash, color=colour, linewidth=1.8, label=curve.label)
+        axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
+    if measure.x == "tasks":
+        for switch in range(1, tasks):
+            axes.axvline(switch, color="0.8", linewidth=0.7, zorder=0)
+        axes.set_xlim(0, tasks)
+        axes.set_xlabel("tasks done")
+        _whole_numbers(axes.xaxis)
+    else:
+        axes.set_xlim(left=0)
+        axes.set_xlabel("minutes of learning")
+    lowest = min(float(np.nanmin(curve.low)) for curve in drawn)
+    if measure.kind == "amount" or lowest < 0.25:
+        axes.set_ylim(bottom=0)
+    axes.set_title(measure.title, fontsize=11)
+    _tidy(axes)
+
+
+def _whole_numbers(axis: Any) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _tidy(axes: "Axes") -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.92")
     axes.set_axisbelow(True)
-    axes.legend(frameon=False, loc="lower left")
-    axes.set_title("Accuracy at every moment: mean over seeds, band from lowest to highest seed")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
 
 
-def _on_common_grid(paths: Sequence[Trajectory], points: int = 60) -> tuple[Array, Array]:
-    """Curves of seeds whose tasks differ in length, at the same points of every task.
+def _legend(figure: "Figure", axes: "Axes") -> None:
+    """Below the plots, where it hides nothing, in as many columns as fit."""
+    handles, labels = axes.get_legend_handles_labels()
+    room = max(1, int(figure.get_figwidth() * 11 / (max(map(len, labels)) + 6)))
+    columns = min(len(labels), room)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
 
-    Returns:
-        progress ``[tasks * points]`` and accuracy ``[seeds, tasks * points]``.
-    """
-    tasks = int(paths[0].tasks[-1]) + 1
-    grid = np.arange(1, points + 1) / points
-    curves = [
-        np.concatenate(
-            [
-                np.interp(task + grid, path.progress[inside], path.seen_accuracy[inside])
-                for task in range(tasks)
-                for inside in [path.tasks == task]
-            ]
-        )
-        for path in paths
-    ]
-    return np.concatenate([task + grid for task in range(tasks)]), np.stack(curves)
+
+def _need(found: object, section: Section, what: str) -> None:
+    if not found:
+        raise DataError(f"{section.title}: no {what}; there is nothing to draw.")
+
+
+def _by_refresh(section: Section) -> dict[float, dict[int, tuple[list[float], list[float]]]]:
+    """P -> T -> (accuracies, minutes) of the complete lpr-er runs."""
+    found: dict[float, dict[int, tuple[list[float], list[float]]]] = {}
+    for group in section.groups:
+        if group.method == "lpr-er" and group.complete:
+            share, every = _refresh(group, section.memory)
+            accuracies, minutes = found.setdefault(share, {}).setdefault(every, ([], []))
+            accuracies += group.values("acc").values()
+            minutes += group.values("minutes").values()
+    kept = {p: {t: v for t, v in points.items() if v[0]} for p, points in found.items()}
+    several = len(kept) > 1 or any(len(points) > 1 for points in kept.values())
+    return kept if several else {}
+
+
+def _refresh(group: Group, memory: int | None) -> tuple[float, int]:
+    samples = group.settings["refresh.samples"]
+    share = 1.0 if samples is None or memory is None else min(1.0, samples / memory)
+    return round(share, 3), int(group.settings["refresh.every"])
+
+
+def _paper_sensitivity(benchmark: str, share: float) -> list[tuple[int, float]]:
+    names = {"split-cifar100": "cifar100", "split-tinyimagenet": "tinyimagenet"}
+    names["online-clear"] = "clear"
+    key = {0.05: "p.05", 0.2: "p.20", 1.0: "p1"}.get(share)
+    if benchmark not in names or key is None:
+        return []
+    row = paper()["sensitivity"][names[benchmark]]["acc"][key]
+    return [(int(t[1:]), value[0]) for t, value in row.items()]

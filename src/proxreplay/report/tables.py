@@ -1,22 +1,96 @@
-"""Tables of a comparison: mean and standard error over seeds, and the paired difference."""
+"""Tables from one model: mean and standard error over seeds, ours beside the paper's.
 
+A `Table` is drawn on the terminal, as Markdown, LaTeX, CSV, or by the page.
+"""
+
+import csv
+import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from proxreplay.evaluation import Estimate, estimate
+from proxreplay.evaluation import Estimate, PairedDifference, estimate, paired_difference
 from proxreplay.experiments.results import Result
+from proxreplay.report.paper import paper_row
+from proxreplay.report.study import Group, Section
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
 MEASURES = {"acc": "Acc", "aaa": "AAA", "wc_acc": "WC-Acc"}
+FURTHER_MEASURES = {
+    "forgetting": "Forgetting",
+    "backward_transfer": "Backward transfer",
+    "variation_seen": "Variation, all seen",
+    "variation_first": "Variation, task 1",
+    "variation_loss": "Variation of loss",
+    "gap_depth": "Dip at switches",
+    "gap_recovery": "Recovered",
+    "minutes": "Minutes",
+}
+_LOWER_IS_BETTER = {
+    "Forgetting",
+    "Variation, all seen",
+    "Variation, task 1",
+    "Variation of loss",
+    "Dip at switches",
+    "Minutes",
+}
+# More of it can mean less to recover from, or more: nothing to print in bold.
+_NEITHER = {"Recovered"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: a label and an estimate a measure."""
+    """One line of a table: a label and an estimate for every column.
+
+    Args:
+        label: of the method.
+        estimates: None where there is no number.
+        source: who measured it; a ``difference`` is second minus first and printed with its sign.
+    """
 
     label: str
-    estimates: tuple[Estimate, ...]
+    estimates: tuple[Estimate | None, ...]
+    source: Literal["ours", "paper", "difference"] = "ours"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of estimates under named columns.
+
+    Args:
+        title: what it is about.
+        columns: names of the measures.
+        rows: one a method, the paper's after ours.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    def is_best(self, row: Row, column: int) -> bool:
+        """Whether the number is the best of its source, or tied with it.
+
+        Tied means that it is no further from the best than the standard error of their difference,
+        ``sqrt(se^2 + se_best^2)``; without standard errors only the best itself is best.
+        """
+        mine = row.estimates[column]
+        name = self.columns[column]
+        rivals = [r.estimates[column] for r in self.rows if r.source == row.source]
+        known = [e for e in rivals if e is not None]
+        if mine is None or row.source == "difference" or name in _NEITHER or len(known) < 2:
+            return False
+        sign = -1 if name in _LOWER_IS_BETTER else 1
+        best = max(known, key=lambda e: sign * e.mean)
+        slack = math.hypot(mine.standard_error, best.standard_error)
+        return abs(best.mean - mine.mean) <= (0.0 if math.isnan(slack) else slack)
+
+
+# What tables are about --------------------------------------------------------------------------
 
 
 def comparison_rows(results: Mapping[str, Sequence[Result]]) -> list[Row]:
@@ -26,31 +100,178 @@ def comparison_rows(results: Mapping[str, Sequence[Result]]) -> list[Row]:
         results: label of the method -> one result a seed, in the same order of seeds.
     """
     values = {
-        method: [np.array([getattr(r, measure) for r in runs]) for measure in MEASURES]
+        method: [_known(getattr(r, measure) for r in runs) for measure in MEASURES]
         for method, runs in results.items()
     }
-    rows = [Row(method, tuple(estimate(v) for v in columns)) for method, columns in values.items()]
+    rows = [Row(method, tuple(map(_estimate, columns))) for method, columns in values.items()]
     if len(values) == 2:
-        first, second = values.values()
-        paired = (estimate(b - a) for a, b in zip(first, second, strict=True))
-        rows.append(Row("difference", tuple(paired)))
+        pairs = list(zip(*values.values(), strict=True))
+        if all(len(a) == len(b) for a, b in pairs):
+            paired = tuple(_estimate(b - a) for a, b in pairs)
+            rows.append(Row("difference", paired, "difference"))
     return rows
 
 
-def format_estimate(value: Estimate, *, signed: bool = False) -> str:
+def main_table(section: Section) -> Table:
+    """Acc, AAA and WC-Acc of a section, the paper's numbers under ours where it has them."""
+    rows = []
+    for group in section.groups:
+        rows.append(_group_row(group, MEASURES))
+        theirs = paper_row(section.benchmark, group.method, section.memory)
+        if theirs is not None:
+            numbers = (theirs.acc, theirs.aaa, theirs.wc_acc)
+            rows.append(Row(theirs.method.replace("(", " ("), numbers, "paper"))
+    return Table(section.title, tuple(MEASURES.values()), tuple(rows))
+
+
+def further_table(section: Section) -> Table:
+    """Stability and time: every other measure that at least one run has."""
+    rows = tuple(_group_row(group, FURTHER_MEASURES) for group in section.groups)
+    kept = [i for i in range(len(FURTHER_MEASURES)) if any(row.estimates[i] for row in rows)]
+    names = list(FURTHER_MEASURES.values())
+    return Table(
+        section.title,
+        tuple(names[i] for i in kept),
+        tuple(Row(r.label, tuple(r.estimates[i] for i in kept), r.source) for r in rows),
+    )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A method with LPR against the same method without, on the seeds they share."""
+
+    group: Group
+    base: Group
+    seeds: int
+    differences: Mapping[str, PairedDifference]
+    better: Mapping[str, int]
+
+
+def comparisons(section: Section) -> list[Comparison]:
+    """Every LPR group against its base."""
+    found = []
+    for group in section.groups:
+        base = section.base_of(group) if group.base else None
+        if base is None:
+            continue
+        differences, better, seeds = {}, {}, 0
+        for measure in MEASURES:
+            ours, theirs = group.values(measure), base.values(measure)
+            shared = sorted(ours.keys() & theirs.keys())
+            if not shared:
+                continue
+            first, second = (np.array([v[s] for s in shared]) for v in (theirs, ours))
+            differences[measure] = paired_difference(first, second)
+            better[measure] = int((second > first).sum())
+            seeds = max(seeds, len(shared))
+        if differences:
+            found.append(Comparison(group, base, seeds, differences, better))
+    return found
+
+
+def _group_row(group: Group, measures: Mapping[str, str]) -> Row:
+    values = [np.array(list(group.values(measure).values())) for measure in measures]
+    return Row(group.label, tuple(_estimate(v) for v in values))
+
+
+def _known(values: object) -> np.ndarray:
+    return np.array([v for v in values if v is not None], dtype=np.float64)  # type: ignore[attr-defined]
+
+
+def _estimate(values: np.ndarray) -> Estimate | None:
+    return estimate(values) if len(values) else None
+
+
+# How they are drawn ------------------------------------------------------------------------------
+
+
+def format_estimate(value: Estimate | None, *, signed: bool = False) -> str:
     """Mean +- standard error with four decimals, as the paper prints them.
 
     >>> format_estimate(Estimate(0.33341, 0.0056, 10))
     '0.3334 ± 0.0056'
     """
-    return f"{value.mean:{'+' if signed else ''}.4f} ± {value.standard_error:.4f}"
+    if value is None:
+        return "-"
+    mean = f"{value.mean:{'+' if signed else ''}.4f}"
+    return mean if math.isnan(value.standard_error) else f"{mean} ± {value.standard_error:.4f}"
+
+
+def _cells(table: Table, row: Row, bold: str) -> list[str]:
+    signed = row.source == "difference"
+    texts = [format_estimate(e, signed=signed) for e in row.estimates]
+    return [bold.format(t) if table.is_best(row, i) else t for i, t in enumerate(texts)]
+
+
+def _label(row: Row) -> str:
+    return f"{row.label}, paper" if row.source == "paper" else row.label
+
+
+def to_rich(table: Table) -> "RichTable":
+    """For the terminal."""
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+
+    drawn = RichTable("Method", *table.columns, title=escape(table.title), title_justify="left")
+    styles = {"ours": None, "paper": "dim", "difference": "bold"}
+    for row in table.rows:
+        cells = _cells(table, row, "[bold]{}[/bold]")
+        drawn.add_row(escape(_label(row)), *cells, style=styles[row.source])
+    return drawn
+
+
+def to_markdown(table: Table) -> str:
+    """For READMEs and issues."""
+    lines = [
+        "| Method | " + " | ".join(table.columns) + " |",
+        "|---" + "|---:" * len(table.columns) + "|",
+    ]
+    for row in table.rows:
+        label = _label(row).replace("|", "\\|")
+        lines.append(f"| {label} | " + " | ".join(_cells(table, row, "**{}**")) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def to_latex(table: Table) -> str:
+    """For papers; needs the booktabs package."""
+    lines = [
+        r"\begin{tabular}{l" + "r" * len(table.columns) + "}",
+        r"\toprule",
+        " & ".join(["Method", *map(_latex, table.columns)]) + r" \\",
+        r"\midrule",
+    ]
+    for row in table.rows:
+        signed = row.source == "difference"
+        cells = []
+        for i, value in enumerate(row.estimates):
+            text = format_estimate(value, signed=signed).replace("±", r"\pm")
+            math_text = f"${text}$" if value is not None else "--"
+            cells.append(rf"{{\boldmath{math_text}}}" if table.is_best(row, i) else math_text)
+        lines.append(" & ".join([_latex(_label(row)), *cells]) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _latex(text: str) -> str:
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {c: f"\\{c}" for c in "&%$#_{}"}
+    return "".join(special.get(c, c) for c in text)
+
+
+def to_csv(table: Table) -> str:
+    """For spreadsheets: numbers in full, one line for every method and measure."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["table", "method", "source", "measure", "mean", "standard_error", "seeds"])
+    for row in table.rows:
+        for column, value in zip(table.columns, row.estimates, strict=True):
+            if value is None:
+                continue
+            error = "" if math.isnan(value.standard_error) else repr(value.standard_error)
+            numbers = [repr(value.mean), error, value.seeds]
+            writer.writerow([table.title, row.label, row.source, column, *numbers])
+    return buffer.getvalue()
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The rows as a Markdown table."""
-    lines = ["| Method | " + " | ".join(MEASURES.values()) + " |", "|---" * 4 + "|"]
-    for row in rows:
-        signed = row.label == "difference"
-        cells = [format_estimate(e, signed=signed) for e in row.estimates]
-        lines.append(f"| {row.label} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    """Rows of the three main measures as a Markdown table."""
+    return to_markdown(Table("", tuple(MEASURES.values()), tuple(rows)))

@@ -1,0 +1,233 @@
+"""What a study says, in plain words, and what to keep in mind before believing it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from proxreplay.evaluation import PairedDifference
+from proxreplay.report.paper import paper_row
+from proxreplay.report.study import Group, Run, Section, Study
+from proxreplay.report.tables import Comparison, comparisons
+
+FEW_SEEDS = 5
+COARSE_SHARE = 0.05  # evaluations further apart than this share of a task miss dips
+
+
+@dataclass(frozen=True)
+class Caution:
+    """Something to keep in mind.
+
+    Args:
+        level: ``serious`` if numbers are missing or wrong for it, ``note`` otherwise.
+        text: what, and the way out.
+    """
+
+    level: Literal["serious", "note"]
+    text: str
+
+
+# The verdict -------------------------------------------------------------------------------------
+
+
+def verdict(section: Section) -> list[str]:
+    """A few sentences: each LPR method against its base, or else which method is ahead."""
+    found = comparisons(section)
+    if found:
+        return [_compared(one, brief=len(found) > 2) for one in found]
+    return [_leader(section)]
+
+
+def _compared(one: Comparison, *, brief: bool) -> str:
+    """Such as: LPR (ER) ends 5.8 points above ER (95 % interval +4.5 to +7.4) ..."""
+    name, base, found = one.group.label, one.base.label, one.differences
+    sentences = []
+    if "acc" in found:
+        ahead = f", ahead in {one.better['acc']} of {one.seeds} seeds" if one.seeds > 1 else ""
+        sentences.append(
+            f"{name} ends {_points(found['acc'])} {base}{_certainty(found['acc'], brief)}{ahead}."
+        )
+    rest = {"aaa": "averaged over the stream", "wc_acc": "at its worst"}
+    parts = [
+        f"{when} it is {_points(found[measure])} {base}{_certainty(found[measure], brief)}"
+        for measure, when in rest.items()
+        if measure in found
+    ]
+    if parts:
+        text = "; ".join(parts)
+        start = text[0].upper() + text[1:] if sentences else f"{name}: {text}"
+        sentences.append(f"{start}.")
+    if one.seeds == 1:
+        sentences.append("This is one seed only.")
+    return " ".join(sentences)
+
+
+def _points(difference: PairedDifference) -> str:
+    points = 100 * difference.mean
+    if abs(points) < 0.05:
+        return "level with"
+    return f"{abs(points):.1f} points {'above' if points > 0 else 'below'}"
+
+
+def _certainty(difference: PairedDifference, brief: bool) -> str:
+    if math.isnan(difference.low):  # one seed
+        return ""
+    unclear = difference.low <= 0 <= difference.high
+    if brief:  # the table has the intervals
+        return " (not clear)" if unclear else ""
+    ends = f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}"
+    return f" ({'not clear, ' if unclear else ''}95 % interval {ends})"
+
+
+def _leader(section: Section) -> str:
+    means = {
+        group.label: sum(values.values()) / len(values)
+        for group in section.groups
+        if (values := group.values("acc") or group.values("aaa"))
+    }
+    if not means:
+        return "No run is complete yet, so there is nothing to compare."
+    best = max(means, key=lambda label: means[label])
+    if len(means) == 1:
+        return f"{best} ends at an accuracy of {means[best]:.4f}; there is nothing to compare with."
+    return f"{best} is ahead with a final accuracy of {means[best]:.4f}."
+
+
+# Warnings ----------------------------------------------------------------------------------------
+
+
+def study_warnings(study: Study) -> list[Caution]:
+    """What is wrong with runs, whichever section they belong to."""
+    warnings = []
+    for run in study.runs:
+        name = run.folder.name
+        if run.status == "broken":
+            warnings.append(
+                Caution("serious", f"{name} cannot be read: {_line(run.problem, first=True)}")
+            )
+        elif run.status == "failed":
+            text = f"{name} failed: {_line(run.problem)} It is left out of the tables."
+            warnings.append(Caution("serious", text))
+    unfinished = [run for run in study.runs if run.status == "incomplete"]
+    if unfinished:
+        warnings.append(
+            Caution(
+                "note",
+                f"{_count(unfinished)} not finished: {_names(unfinished)}. The curves show what is "
+                "there, the tables leave them out. Go on with: proxreplay resume FOLDER",
+            )
+        )
+    return warnings
+
+
+def section_warnings(section: Section) -> list[Caution]:
+    """What limits the numbers of one section."""
+    return [
+        *_few_seeds(section),
+        *_uneven_seeds(section),
+        *_coarse_evaluation(section),
+        *_memory_not_full(section),
+        *_untreated(section),
+        *_paper_differs(section),
+    ]
+
+
+def _few_seeds(section: Section) -> list[Caution]:
+    few = [g for g in section.groups if 0 < len(g.complete) < FEW_SEEDS]
+    if not few:
+        return []
+    seeds = ", ".join(f"{g.label}: {len(g.complete)}" for g in few[:8])
+    more = f" and {len(few) - 8} more" if len(few) > 8 else ""
+    text = f"Few seeds ({seeds}{more}): standard errors and intervals are rough. Give at least 5."
+    return [Caution("note", text)]
+
+
+def _uneven_seeds(section: Section) -> list[Caution]:
+    seeds = {g.label: {r.config.seed for r in g.complete if r.config} for g in section.groups}
+    done = {label: found for label, found in seeds.items() if found}
+    if len({frozenset(found) for found in done.values()}) < 2:
+        return []
+    text = "The methods were not run with the same seeds; differences use the shared ones only."
+    return [Caution("note", text)]
+
+
+def _coarse_evaluation(section: Section) -> list[Caution]:
+    intervals = {r.config.eval_every for r in section.runs if r.config}
+    coarse = max(intervals, default=1)
+    if coarse == 1:
+        return []
+    length = max((_batches_a_task(r) for r in section.runs), default=0.0)
+    much = coarse > COARSE_SHARE * length
+    text = (
+        f"Evaluated every {coarse} stream batches: WC-Acc is optimistic, the dip and the total "
+        "variation are too small. The paper evaluates after every batch."
+    )
+    warnings = [Caution("serious" if much else "note", text)]
+    if len(intervals) > 1:
+        text = f"Evaluation intervals differ ({sorted(intervals)}): WC-Acc and variation of these "
+        warnings.append(Caution("serious", text + "runs cannot be compared."))
+    return warnings
+
+
+def _batches_a_task(run: Run) -> float:
+    if run.accuracy is None:
+        return 0.0
+    return float((run.accuracy.positions[-1] + 1) / (run.accuracy.tasks[-1] + 1))
+
+
+def _memory_not_full(section: Section) -> list[Caution]:
+    for run in section.runs:
+        if run.config is None or run.accuracy is None or run.status != "complete":
+            continue
+        if run.config.memory is None:
+            continue
+        arrived = int(run.accuracy.positions[-1] + 1) * run.config.batch_size
+        if arrived < run.config.memory:
+            text = f"The memory of {run.config.memory:,} never filled: about {arrived:,} examples "
+            return [Caution("note", text + "arrived. This is replay of everything.")]
+    return []
+
+
+def _untreated(section: Section) -> list[Caution]:
+    left = {name: why for run in section.runs for name, why in run.untreated.items()}
+    if not left:
+        return []
+    names = "; ".join(f"{name} ({why})" for name, why in list(left.items())[:6])
+    more = f" and {len(left) - 6} more" if len(left) > 6 else ""
+    return [Caution("note", f"LPR leaves some layers as they are: {names}{more}.")]
+
+
+def _paper_differs(section: Section) -> list[Caution]:
+    notes = {
+        row.note: None
+        for group in section.groups
+        if (row := paper_row(section.benchmark, group.method, section.memory)) and row.note
+    }
+    return [Caution("note", note) for note in notes if note]
+
+
+def _line(problem: str | None, *, first: bool = False) -> str:
+    """One line of a problem; the last one of a traceback says what happened."""
+    lines = (problem or "").strip().splitlines() or ["unknown"]
+    line = lines[0 if first else -1][:300]
+    return line if line.endswith(".") else f"{line}."
+
+
+def _count(runs: Sequence[Run]) -> str:
+    return "1 run is" if len(runs) == 1 else f"{len(runs)} runs are"
+
+
+def _names(runs: Sequence[Run], most: int = 6) -> str:
+    names = ", ".join(run.folder.name for run in runs[:most])
+    return names if len(runs) <= most else f"{names} and {len(runs) - most} more"
+
+
+def headline(study: Study) -> str:
+    """One line: what was run."""
+    groups: list[Group] = [g for section in study.sections for g in section.groups]
+    if not groups:
+        return "No run could be read."
+    methods = list(dict.fromkeys(g.label for g in groups))
+    what = ", ".join(methods[:4]) + (f" and {len(methods) - 4} more" if len(methods) > 4 else "")
+    where = ", ".join(dict.fromkeys(s.benchmark for s in study.sections))
+    return f"{what} on {where}"

@@ -1,0 +1,333 @@
+"""The report as one self-contained HTML page: nothing is fetched, it opens from disk."""
+
+import base64
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from proxreplay import __version__
+from proxreplay.errors import DataError
+from proxreplay.evaluation.metrics import Array
+from proxreplay.experiments.results import write_text
+from proxreplay.report.commands import run_command
+from proxreplay.report.curves import MEASURES, Curve, curves, task_accuracy_map
+from proxreplay.report.findings import headline, section_warnings, study_warnings, verdict
+from proxreplay.report.paper import paper
+from proxreplay.report.study import Run, Section, Study, flat, read_study
+from proxreplay.report.tables import MEASURES as TABLE_MEASURES
+from proxreplay.report.tables import Table, comparisons, further_table, main_table
+
+CURVES_AT_FIRST = 8  # more than that are switched off until asked for
+MAPS = 8
+
+
+@dataclass(frozen=True)
+class ReportSummary:
+    """What a report was made of.
+
+    Args:
+        path: the page.
+        runs: how many runs were found.
+        statuses: how many are complete, incomplete, failed and broken.
+        verdict: the sentences at the top of the page.
+    """
+
+    path: Path
+    runs: int
+    statuses: dict[str, int]
+    verdict: tuple[str, ...]
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a run may still go on."""
+        return self.statuses.get("incomplete", 0) > 0
+
+
+def write_report(
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    reload_seconds: int | None = None,
+    cache: dict[Path, Any] | None = None,
+) -> ReportSummary:
+    """Write one HTML page about every run at or below the folders.
+
+    Args:
+        folders: run folders, or folders that hold some.
+        out: the page to write.
+        reload_seconds: how often the page reloads itself while runs are unfinished; None for never.
+        cache: kept between calls, it spares reading runs again that have not changed.
+    """
+    study = read_study(folders, cache)
+    if not study.runs:
+        named = ", ".join(str(folder) for folder in folders)
+        raise DataError(f"{named}: no runs here; a run folder holds a config.yaml.")
+    write_text(out, render(study, reload_seconds=reload_seconds))
+    statuses: Counter[str] = Counter(run.status for run in study.runs)
+    sentences = tuple(text for section in study.sections for text in verdict(section))
+    return ReportSummary(out, len(study.runs), dict(statuses), sentences)
+
+
+def render(study: Study, *, reload_seconds: int | None = None) -> str:
+    """The page as text."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("proxreplay.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    unfinished = any(run.status == "incomplete" for run in study.runs)
+    sections = [_section(i, section) for i, section in enumerate(study.sections)]
+    return environment.get_template("page.html.j2").render(
+        headline=headline(study),
+        sections=sections,
+        warnings=study_warnings(study),
+        counts=Counter(run.status for run in study.runs),
+        total=len(study.runs),
+        lost=[_run(run) for run in study.lost],
+        data=_json({"sections": [section.pop("data") for section in sections]}),
+        reload_seconds=reload_seconds if unfinished else None,
+        environment=_environment(study),
+        paper_source=paper()["source"].split(";")[0],
+        version=__version__,
+        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+def _section(number: int, section: Section) -> dict[str, Any]:
+    main, further = main_table(section), further_table(section)
+    maps = [
+        _map(group.label, task_accuracy_map(group, section.tasks)) for group in _with_map(section)
+    ]
+    return {
+        "id": f"section-{number}",
+        "title": section.title,
+        "protocol": _protocol(section),
+        "verdict": verdict(section),
+        "warnings": section_warnings(section),
+        "main": _table(main),
+        "has_paper": any(row.source == "paper" for row in main.rows),
+        "further": _table(further),
+        "differences": _differences(section),
+        "maps": maps,
+        "more_maps": max(0, sum(bool(g.runs) for g in section.groups) - len(maps)),
+        "tasks": section.tasks,
+        "groups": [
+            {"label": g.label, "index": i, "runs": [_run(run) for run in g.runs]}
+            for i, g in enumerate(section.groups)
+        ],
+        "has_curves": section.tasks > 0,
+        "data": _data(section),
+    }
+
+
+def _with_map(section: Section) -> list[Any]:
+    shown = [g for g in section.groups if any(run.accuracy is not None for run in g.runs)]
+    return shown[:MAPS] if section.tasks > 1 else []
+
+
+def _protocol(section: Section) -> str:
+    """How the runs were made, as far as they all agree."""
+    configs = [flat(run.config) for run in section.runs if run.config is not None]
+    words = {
+        "batch_size": "stream batches of {}",
+        "replay_batch": "{} replayed",
+        "steps_per_batch": "{} SGD steps a batch",
+        "lr": "learning rate {}",
+        "eval_every": "evaluated every {} batches",
+    }
+    parts = [f"{section.tasks} tasks"] if section.tasks else []
+    for key, text in words.items():
+        values = {config[key] for config in configs}
+        if len(values) == 1:
+            value = values.pop()
+            parts.append(
+                "evaluated after every batch"
+                if (key, value) == ("eval_every", 1)
+                else text.format(f"{value:g}")
+            )
+    return ", ".join(parts)
+
+
+def _table(table: Table) -> dict[str, Any]:
+    return {
+        "columns": table.columns,
+        "rows": [
+            {
+                "label": row.label,
+                "source": row.source,
+                "cells": [
+                    None
+                    if value is None
+                    else {
+                        "mean": f"{value.mean:.{_digits(name)}f}",
+                        "error": ""
+                        if math.isnan(value.standard_error)
+                        else f"{value.standard_error:.{_digits(name)}f}",
+                        "seeds": value.seeds,
+                        "best": table.is_best(row, i),
+                    }
+                    for i, (name, value) in enumerate(
+                        zip(table.columns, row.estimates, strict=True)
+                    )
+                ],
+            }
+            for row in table.rows
+        ],
+    }
+
+
+def _digits(column: str) -> int:
+    return 2 if column == "Minutes" else 4
+
+
+def _differences(section: Section) -> dict[str, Any] | None:
+    found = comparisons(section)
+    if not found:
+        return None
+    rows = []
+    for one in found:
+        cells: list[dict[str, Any] | None] = []
+        for measure in TABLE_MEASURES:
+            d = one.differences.get(measure)
+            if d is None:
+                cells.append(None)
+                continue
+            known = not math.isnan(d.low)
+            cells.append(
+                {
+                    "mean": f"{d.mean:+.4f}",
+                    "interval": f"{d.low:+.4f} to {d.high:+.4f}" if known else "one seed",
+                    "p": f"{d.p_value:.3f}" if known else "",
+                    "clear": known and not d.low <= 0 <= d.high,
+                }
+            )
+        rows.append(
+            {"label": one.group.label, "base": one.base.label, "seeds": one.seeds, "cells": cells}
+        )
+    return {"columns": list(TABLE_MEASURES.values()), "rows": rows}
+
+
+def _run(run: Run) -> dict[str, Any]:
+    measures = run.measures
+    done = None if run.accuracy is None else int(run.accuracy.positions[-1]) + 1
+    return {
+        "name": run.folder.name,
+        "folder": str(run.folder),
+        "status": run.status,
+        "problem": run.problem,
+        "seed": None if run.config is None else run.config.seed,
+        "numbers": [f"{measures[m]:.4f}" if m in measures else "-" for m in TABLE_MEASURES],
+        "minutes": None if run.minutes is None else _duration(run.minutes),
+        "batches": done,
+        "command": None if run.config is None else run_command(run.config),
+        "settings": []
+        if run.config is None
+        else [(k, str(v)) for k, v in flat(run.config).items()],
+        "test_accuracy": (
+            [f"{a:.3f}" for a in run.result.test_accuracy] if run.result is not None else []
+        ),
+    }
+
+
+def _duration(minutes: float) -> str:
+    return f"{minutes:.1f} minutes" if minutes >= 2 else f"{60 * minutes:.1f} seconds"
+
+
+def _environment(study: Study) -> list[tuple[str, str]]:
+    """Versions and hardware, every different value named once."""
+    found: dict[str, dict[str, None]] = {}
+    for run in study.runs:
+        for key, value in run.environment.items():
+            if value is not None:
+                found.setdefault(key, {})[str(value)] = None
+    return [(key.replace("_", " "), " | ".join(values)) for key, values in found.items()]
+
+
+# Data for the interactive curves -----------------------------------------------------------------
+
+
+def _data(section: Section) -> dict[str, Any]:
+    """Everything that the page's script draws."""
+    labels = [group.label for group in section.groups]
+    shown = set(_best_first(section)[:CURVES_AT_FIRST])
+    points = 600 if len(labels) <= 12 else 300
+    measures = []
+    for measure in MEASURES.values() if section.tasks else ():
+        drawn = curves(section, measure, points)
+        if drawn:
+            measures.append(
+                {
+                    "name": measure.name,
+                    "title": measure.title,
+                    "about": measure.about,
+                    "x": measure.x,
+                    "kind": measure.kind,
+                    "curves": [{"group": c.index, **_numbers(c)} for c in drawn],
+                }
+            )
+    return {
+        "tasks": section.tasks,
+        "labels": labels,
+        "shown": [label in shown for label in labels],
+        "seeds": [sum(r.accuracy is not None for r in g.runs) for g in section.groups],
+        "measures": measures,
+    }
+
+
+def _best_first(section: Section) -> list[str]:
+    """Labels, the most accurate first: these curves are shown before the reader chooses."""
+    if len(section.groups) <= CURVES_AT_FIRST:
+        return [group.label for group in section.groups]
+    means = {
+        group.label: np.mean(list(values.values())) if (values := group.values("acc")) else -1.0
+        for group in section.groups
+    }
+    return sorted(means, key=lambda label: -means[label])
+
+
+def _numbers(curve: Curve) -> dict[str, list[float | None]]:
+    return {
+        "x": _rounded(curve.x),
+        "mean": _rounded(curve.mean),
+        "low": _rounded(curve.low),
+        "high": _rounded(curve.high),
+    }
+
+
+def _rounded(values: Array) -> list[float | None]:
+    return [None if math.isnan(v) else round(v, 4) for v in values.tolist()]
+
+
+def _json(value: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _map(label: str, accuracy: Array) -> dict[str, Any]:
+    """Accuracy on each task over time as a tiny picture, a pixel a value."""
+    from matplotlib import colormaps
+    from PIL import Image
+
+    colours = (colormaps["cividis"](np.nan_to_num(accuracy)) * 255).astype(np.uint8)
+    colours[np.isnan(accuracy)] = 0
+    buffer = io.BytesIO()
+    Image.fromarray(colours).save(buffer, "PNG", optimize=True)
+    return {
+        "label": label,
+        "image": base64.b64encode(buffer.getvalue()).decode(),
+        "rows": len(accuracy),
+        "last": [f"{a:.2f}" for a in accuracy[:, -1] if not math.isnan(a)],
+    }

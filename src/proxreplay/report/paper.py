@@ -1,0 +1,83 @@
+"""The paper's numbers as data (`paper.json`), found by benchmark, method and memory."""
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from proxreplay.evaluation import Estimate
+
+_BENCHMARKS = {
+    "split-cifar100": "cifar100",
+    "split-tinyimagenet": "tinyimagenet",
+    "online-clear": "clear",
+}
+_METHODS = {
+    **{base: base.upper() for base in ("er", "der", "ema", "lode", "aop", "agem")},
+    **{f"lpr-{base}": f"LPR({base.upper()})" for base in ("er", "der", "ema", "lode")},
+}
+# The memory that the table of projection baselines states for each benchmark.
+_PROJECTION_MEMORY = {"cifar100": 2000, "tinyimagenet": 4000, "clear": 2000}
+
+ONLINE_NOTE = (
+    "The paper's AAA and WC-Acc of EMA methods are those of the online network, not of the average."
+)
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """One row of one of the paper's tables.
+
+    Args:
+        method: as the paper prints it.
+        acc: final test accuracy.
+        aaa: average anytime accuracy.
+        wc_acc: worst-case accuracy.
+        note: what to know before comparing.
+    """
+
+    method: str
+    acc: Estimate
+    aaa: Estimate
+    wc_acc: Estimate
+    note: str | None = None
+
+
+@lru_cache
+def paper() -> dict[str, Any]:
+    """Everything in `paper.json`."""
+    text = resources.files("proxreplay.report").joinpath("paper.json").read_text("utf-8")
+    return dict(json.loads(text))
+
+
+def paper_row(benchmark: str, method: str, memory: int | None) -> PaperRow | None:
+    """The paper's row for a method on a benchmark; None where it has none.
+
+    Args:
+        benchmark: such as ``split-cifar100``.
+        method: such as ``lpr-er``.
+        memory: examples remembered; None for a memory without limit.
+
+    >>> row = paper_row("split-cifar100", "lpr-er", 2000)
+    >>> row.acc
+    Estimate(mean=0.3334, standard_error=0.0056, seeds=10)
+    """
+    data, name = _BENCHMARKS.get(benchmark), _METHODS.get(method)
+    if data is None or name is None:
+        return None
+    seeds = 5
+    numbers: list[float] | None
+    if name in ("AOP", "AGEM"):
+        stated = memory == _PROJECTION_MEMORY[data]
+        numbers = paper()["projection_baselines"][data].get(name) if stated else None
+    elif memory is None:
+        numbers = paper()["memory_unconstrained"][data].get(name)
+    else:
+        table = paper()["memory_constrained"][data]
+        seeds = table["seeds"]
+        numbers = table.get(str(memory), {}).get(name)
+    if numbers is None:
+        return None
+    acc, aaa, wc_acc = (Estimate(numbers[i], numbers[i + 1], seeds) for i in (0, 2, 4))
+    return PaperRow(name, acc, aaa, wc_acc, ONLINE_NOTE if "EMA" in name else None)

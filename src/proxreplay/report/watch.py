@@ -1,0 +1,47 @@
+"""A report that is kept current while runs go on."""
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from proxreplay.errors import InputError
+from proxreplay.experiments.results import find_runs
+from proxreplay.report.page import ReportSummary, write_report
+from proxreplay.report.study import fingerprint
+
+
+def watch_report(
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    interval: float = 5.0,
+    stop: threading.Event | None = None,
+    on_write: Callable[[ReportSummary], None] = lambda summary: None,
+) -> None:
+    """Rewrite the page whenever a run changed, until ``stop`` is set or the process interrupted.
+
+    The page reloads itself while runs are unfinished. Each version replaces the last one as a
+    whole, so a browser never sees half of it. Folders without runs yet are waited for.
+
+    Args:
+        folders: run folders, or folders that hold some; they may appear later.
+        out: the page.
+        interval: seconds between looks at the folders.
+        stop: ends the watch.
+        on_write: called after every rewrite.
+    """
+    if interval <= 0:
+        raise InputError(f"watch_report: interval={interval}; give more than 0 seconds.")
+    stop = threading.Event() if stop is None else stop
+    cache: dict[Path, Any] = {}
+    last: object = None
+    while True:
+        there = [folder for folder in folders if folder.is_dir()]
+        state = [(run.folder, fingerprint(run.folder)) for run in find_runs(there)]
+        if state and state != last:
+            last = state
+            reload_seconds = max(5, round(interval))
+            on_write(write_report(there, out, reload_seconds=reload_seconds, cache=cache))
+        if stop.wait(interval):
+            return

@@ -1,0 +1,177 @@
+"""Runs in every state are read, and gathered by what is compared."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from proxreplay.evaluation import average_forgetting, stability_gaps
+from proxreplay.experiments.results import find_runs, trajectory
+from proxreplay.report.commands import run_command
+from proxreplay.report.study import Run, read_study
+from tests.report.synthetic import write_run
+
+
+def only_run(folder: Path) -> Run:
+    (run,) = read_study([folder]).runs
+    return run
+
+
+def test_seeds_make_a_group_and_settings_that_matter_split_it(tmp_path: Path) -> None:
+    for seed in (1, 0):
+        write_run(tmp_path / f"a{seed}", "lpr-er", seed)
+    write_run(tmp_path / "b", "lpr-er", 0, settings={"lpr.omega_0": 4.0})
+    write_run(tmp_path / "c", "er", 0, settings={"lpr.omega_0": 9.0})  # nothing to ER
+    write_run(tmp_path / "d", "er", 1, settings={"threads": 2})  # nothing to anyone
+    (section,) = read_study([tmp_path]).sections
+    labels = [(g.label, len(g.runs)) for g in section.groups]
+    assert labels == [("ER", 2), ("LPR (ER), lpr.omega_0=1", 2), ("LPR (ER), lpr.omega_0=4", 1)]
+    seeds = [run.config.seed for run in section.groups[1].runs if run.config]
+    assert seeds == [0, 1]
+
+
+def test_benchmarks_and_memories_make_sections(tmp_path: Path) -> None:
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", settings={"memory": 100})
+    write_run(tmp_path / "c", benchmark="split-mnist")
+    write_run(tmp_path / "d", settings={"memory": None})
+    titles = [section.title for section in read_study([tmp_path]).sections]
+    assert titles == [
+        "split-digits, memory of 50",
+        "split-digits, memory of 100",
+        "split-digits, unlimited memory",
+        "split-mnist, memory of 50",
+    ]
+
+
+def test_an_lpr_group_is_compared_with_the_base_of_the_same_settings(tmp_path: Path) -> None:
+    for lr in (0.05, 0.1):
+        for method in ("er", "lpr-er"):
+            write_run(tmp_path / f"{method}{lr}", method, settings={"lr": lr})
+    (section,) = read_study([tmp_path]).sections
+    for group in section.groups:
+        if group.base:
+            base = section.base_of(group)
+            assert base is not None
+            assert base.settings["lr"] == group.settings["lr"]
+
+
+def test_measures_are_those_of_the_records(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (stored,) = find_runs([folder])
+    path = trajectory(stored.records)
+    measures = only_run(folder).measures
+    assert stored.result is not None
+    assert measures["acc"] == stored.result.acc
+    assert measures["forgetting"] == pytest.approx(average_forgetting(path))
+    depth = np.mean([gap.depth for gap in stability_gaps(path)])
+    assert measures["gap_depth"] == pytest.approx(depth)
+    assert measures["minutes"] == pytest.approx(0.01 * 100 / 60)
+
+
+def test_diagnostics_and_the_online_network_are_read(tmp_path: Path) -> None:
+    run = only_run(write_run(tmp_path, "lpr-ema", online=True, diagnostics=True))
+    assert run.online is not None
+    assert run.accuracy is not None
+    np.testing.assert_allclose(run.online.accuracy, 0.9 * run.accuracy.accuracy)
+    assert run.drift is not None
+    assert sorted(run.drift.values) == ["head", "stage1", "total"]
+    assert run.gradients is not None
+    assert np.isnan(run.gradients.values["replay"][0])
+    assert run.remembered == 50
+
+
+def test_runs_in_every_state(tmp_path: Path) -> None:
+    write_run(tmp_path / "complete")
+    write_run(tmp_path / "incomplete", seed=1, stop_after=33)
+    empty = write_run(tmp_path / "empty", seed=2, complete=False)
+    (empty / "records.jsonl").unlink()
+    failed = write_run(tmp_path / "failed", seed=3, stop_after=5)
+    (failed / "failure.txt").write_bytes(b"Traceback\nRuntimeError: out of memory \xff")
+    study = read_study([tmp_path])
+    status = {run.folder.name: run.status for run in study.runs}
+    assert status == {
+        "complete": "complete",
+        "incomplete": "incomplete",
+        "empty": "incomplete",
+        "failed": "failed",
+    }
+    (group,) = study.sections[0].groups
+    assert [run.folder.name for run in group.complete] == ["complete"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.yaml", "benchmark: ["),
+        ("config.yaml", "- 1"),
+        ("config.yaml", "benchmark: x\nmethod: y\nomega: 3"),
+        ("result.json", "[]"),
+        ("result.json", "{"),
+        ("records.jsonl", "not json\n"),
+        ("records.jsonl", '{"kind": "evaluation"}\n'),
+        ("records.jsonl", "[]\n"),
+        ("records.jsonl", ""),
+        ("timings.jsonl", '{"learning": 3}\n'),
+        ("environment.json", "x"),
+    ],
+)
+def test_a_damaged_run_is_broken_and_the_others_are_not(
+    tmp_path: Path, file: str, content: str
+) -> None:
+    write_run(tmp_path / "good")
+    bad = write_run(tmp_path / "bad", seed=1)
+    (bad / file).write_text(content)
+    study = read_study([tmp_path])
+    assert {run.folder.name: run.status for run in study.runs} == {
+        "good": "complete",
+        "bad": "broken",
+    }
+    (lost,) = study.lost
+    assert lost.problem
+
+
+def test_records_without_a_configuration_are_told(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "config.yaml").unlink()
+    assert only_run(tmp_path).problem == "config.yaml is missing"
+
+
+def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", stop_after=20)
+    with (folder / "records.jsonl").open("a") as file:
+        file.write('{"kind": "evalu')
+    run = only_run(folder)
+    assert run.status == "incomplete"
+    assert run.accuracy is not None
+    assert run.accuracy.positions[-1] == 19
+
+
+def test_runs_that_did_not_change_are_not_read_again(tmp_path: Path) -> None:
+    same = write_run(tmp_path / "same")
+    other = write_run(tmp_path / "other", seed=1, stop_after=10)
+    cache: dict[Path, object] = {}
+    before = {run.folder: run for run in read_study([tmp_path], cache).runs}  # type: ignore[arg-type]
+    shutil.rmtree(other)
+    write_run(other, seed=1, stop_after=30)
+    after = {run.folder: run for run in read_study([tmp_path], cache).runs}  # type: ignore[arg-type]
+    assert after[same] is before[same]
+    assert after[other] is not before[other]
+
+
+def test_an_unknown_method_keeps_its_name(tmp_path: Path) -> None:
+    write_run(tmp_path, "my-method")
+    (section,) = read_study([tmp_path]).sections
+    assert section.groups[0].label == "my-method"
+    config = section.groups[0].runs[0].config
+    assert config is not None
+    assert run_command(config).startswith("proxreplay run split-digits --method my-method --seed 0")
+
+
+def test_untreated_layers_are_read(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "lpr-er")
+    with (folder / "records.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "rule", "untreated": {"gru": "no rows function"}}) + "\n")
+    assert only_run(folder).untreated == {"gru": "no rows function"}

@@ -1,0 +1,149 @@
+"""One table, four drawings; what is best, and what is tied with it."""
+
+import csv
+import io
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from proxreplay.evaluation import Estimate
+from proxreplay.report.study import Section, read_study
+from proxreplay.report.tables import (
+    Row,
+    Table,
+    comparison_rows,
+    comparisons,
+    further_table,
+    main_table,
+    to_csv,
+    to_latex,
+    to_markdown,
+    to_rich,
+)
+from tests.report.synthetic import write_run
+
+
+def estimates(*pairs: tuple[float, float]) -> tuple[Estimate, ...]:
+    return tuple(Estimate(mean, error, 5) for mean, error in pairs)
+
+
+TABLE = Table(
+    "A & B",
+    ("Acc", "Forgetting"),
+    (
+        Row("ER_1", estimates((0.50, 0.01), (0.30, 0.01))),
+        Row("LPR (ER)", estimates((0.53, 0.01), (0.20, 0.01))),
+        Row("EMA", estimates((0.52, 0.01), (0.19, 0.02))),
+        Row("EMA", estimates((0.90, 0.01), (0.01, 0.01)), "paper"),
+        Row("Lost|one", (None, None)),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def section(tmp_path_factory: pytest.TempPathFactory) -> Section:
+    folder = tmp_path_factory.mktemp("runs")
+    for method in ("er", "lpr-er"):
+        for seed in range(3):
+            name = f"{method}-{seed}"
+            settings = {"memory": 2000}
+            write_run(folder / name, method, seed, benchmark="split-cifar100", settings=settings)
+    write_run(folder / "extra", "er", 7, benchmark="split-cifar100", settings={"memory": 2000})
+    (found,) = read_study([folder]).sections
+    return found
+
+
+def test_the_best_and_those_within_its_standard_error_are_best() -> None:
+    best = [[TABLE.is_best(row, i) for i in range(2)] for row in TABLE.rows]
+    # The paper's row does not compete with ours, and less forgetting is better.
+    assert best == [[False, False], [True, True], [True, True], [False, False], [False, False]]
+
+
+def test_without_standard_errors_only_the_best_is_best() -> None:
+    rows = [Row("a", estimates((0.5, math.nan))), Row("b", estimates((0.51, math.nan)))]
+    table = Table("", ("Acc",), tuple(rows))
+    assert [table.is_best(row, 0) for row in rows] == [False, True]
+
+
+def test_markdown() -> None:
+    lines = to_markdown(TABLE).splitlines()
+    assert lines[0] == "| Method | Acc | Forgetting |"
+    assert lines[3] == "| LPR (ER) | **0.5300 ± 0.0100** | **0.2000 ± 0.0100** |"
+    assert lines[5] == "| EMA, paper | 0.9000 ± 0.0100 | 0.0100 ± 0.0100 |"
+    assert lines[6] == r"| Lost\|one | - | - |"
+
+
+def test_latex_escapes_what_comes_from_files() -> None:
+    text = to_latex(TABLE)
+    assert r"ER\_1 & $0.5000 \pm 0.0100$ & $0.3000 \pm 0.0100$ \\" in text
+    assert r"{\boldmath$0.5300 \pm 0.0100$}" in text
+    assert r"Lost|one & -- & -- \\" in text
+    assert text.count(r"\\") == 6
+
+
+def test_csv_holds_numbers_in_full() -> None:
+    exact = Table("t", ("Acc",), (Row("a,b", (Estimate(1 / 3, math.nan, 1),)),))
+    (row,) = csv.DictReader(io.StringIO(to_csv(exact)))
+    assert float(row["mean"]) == 1 / 3
+    assert (row["method"], row["standard_error"], row["seeds"]) == ("a,b", "", "1")
+    assert len(to_csv(TABLE).splitlines()) == 1 + 4 * 2
+
+
+def test_the_terminal_shows_labels_that_look_like_markup() -> None:
+    table = Table("[red]title", ("Acc",), (Row("[bold]x", estimates((0.5, 0.1))),))
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(to_rich(table))
+    text = console.export_text()
+    assert "[red]title" in text
+    assert "[bold]x" in text
+
+
+def test_ours_stand_beside_the_papers(section: Section) -> None:
+    table = main_table(section)
+    assert [(row.label, row.source) for row in table.rows] == [
+        ("ER", "ours"),
+        ("ER", "paper"),
+        ("LPR (ER)", "ours"),
+        ("LPR (ER)", "paper"),
+    ]
+    assert table.rows[1].estimates[0] == Estimate(0.2937, 0.0054, 10)
+    runs = [run.result.aaa for run in section.groups[0].complete if run.result]
+    ours = table.rows[0].estimates[1]
+    assert ours is not None
+    assert (ours.mean, ours.seeds) == (pytest.approx(np.mean(runs)), 4)
+
+
+def test_further_measures_leave_out_what_no_run_has(section: Section, tmp_path: Path) -> None:
+    assert "Minutes" in further_table(section).columns
+    write_run(tmp_path / "one", tasks=1, timings=False)
+    (single,) = read_study([tmp_path]).sections
+    columns = further_table(single).columns
+    assert "Minutes" not in columns
+    assert "Forgetting" not in columns
+    assert "Variation, all seen" in columns
+
+
+def test_comparisons_use_the_seeds_both_have(section: Section) -> None:
+    (one,) = comparisons(section)
+    assert (one.group.method, one.base.method, one.seeds) == ("lpr-er", "er", 3)
+    theirs, ours = (g.values("wc_acc") for g in (one.base, one.group))
+    mean = np.mean([ours[seed] - theirs[seed] for seed in range(3)])
+    assert one.differences["wc_acc"].mean == pytest.approx(mean)
+    assert one.better["wc_acc"] == 3
+
+
+def test_rows_of_a_comparison_with_its_difference(section: Section) -> None:
+    results = {
+        group.label: [run.result for run in group.complete[:3] if run.result]
+        for group in section.groups
+    }
+    rows = comparison_rows(results)
+    assert [row.label for row in rows] == ["ER", "LPR (ER)", "difference"]
+    first, second, difference = (row.estimates[2] for row in rows)
+    assert first is not None
+    assert second is not None
+    assert difference is not None
+    assert difference.mean == pytest.approx(second.mean - first.mean)
