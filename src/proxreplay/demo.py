@@ -1,26 +1,24 @@
 """The demo: plain replay against LPR on bundled data, from stream to table and picture."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxreplay.batch import Batch
-from proxreplay.experiments.benchmarks import find_benchmark
-from proxreplay.experiments.config import RunConfig
-from proxreplay.experiments.methods import label
-from proxreplay.experiments.results import trajectory, write_text
-from proxreplay.experiments.run import FinishedRun, run
+from proxreplay.experiments.methods import find_method
+from proxreplay.experiments.results import read_run, trajectory, write_text
+from proxreplay.experiments.study import Job, comparison
+from proxreplay.report.page import write_report
 from proxreplay.report.plots import anytime_accuracy
 from proxreplay.report.tables import Row, comparison_rows, markdown
 
-METHODS = ("er", "lpr-er")
+METHOD_NAMES = ("er", "lpr-er")
 
 EXPLANATION = (
-    "Two networks learned the ten digits from the same stream, two new classes at a time and with "
-    "a memory of {memory} images; LPR (ER) differs from ER only in that its gradients spare the "
-    "activations of remembered images. Acc is the accuracy at the end, AAA the average over every "
-    "moment on the way, and WC-Acc the worst that each task fell to after it was learned: that is "
-    "where plain replay breaks in for a while at every new task and LPR does not."
+    "Two networks learned the ten digits from the same stream, two new classes at a time, with a "
+    "memory of {memory} images to replay; LPR (ER) differs from ER only in that its gradients "
+    "spare the hidden activations of remembered images. Acc is the accuracy at the end, AAA the "
+    "average over every moment on the way, and WC-Acc the lowest that each task fell to after it "
+    "was learned, which is where plain replay suffers most."
 )
 
 
@@ -30,47 +28,28 @@ class Demo:
 
     rows: list[Row]
     explanation: str
-    picture: Path
-    table: Path
+    written: dict[str, Path]
 
 
-def run_demo(
-    out: Path, seeds: Sequence[int], on_batch: Callable[[str, int, Batch, int], None]
-) -> Demo:
-    """Run ER and LPR (ER) on split-digits and write records, table and picture.
+def demo_jobs(out: Path, seeds: Sequence[int]) -> list[Job]:
+    """The runs of the demo: ER and LPR (ER) on split-digits."""
+    return comparison("split-digits", METHOD_NAMES, seeds, out)
 
-    Args:
-        out: the folder for everything.
-        seeds: one run of each method a seed.
-        on_batch: called with method, seed, batch and length of the stream after every batch.
-    """
-    benchmark = find_benchmark("split-digits")
-    dataset = benchmark.load()
-    runs: dict[str, list[FinishedRun]] = {method: [] for method in METHODS}
-    for seed in seeds:
-        for method in METHODS:
-            config = RunConfig("split-digits", method, seed, lr=benchmark.lr)
-            config = config.with_values(
-                {
-                    "memory": benchmark.memory,
-                    "lpr.omega_0": benchmark.omega_0,
-                    "lpr.beta": benchmark.beta,
-                }
-            )
-            folder = out / "runs" / f"{method}-seed{seed}"
-            finished = run(
-                config,
-                folder,
-                dataset=dataset,
-                on_batch=lambda batch, total, method=method, seed=seed: on_batch(  # type: ignore[misc]
-                    method, seed, batch, total
-                ),
-            )
-            runs[method].append(finished)
 
-    rows = comparison_rows({label(m): [r.result for r in done] for m, done in runs.items()})
+def conclude(out: Path, jobs: Sequence[Job]) -> Demo:
+    """Read the finished runs and write table, picture and report."""
+    runs = {
+        find_method(name).label: [read_run(j.folder) for j in jobs if j.config.method == name]
+        for name in METHOD_NAMES
+    }
+    rows = comparison_rows({m: [r.result for r in done if r.result] for m, done in runs.items()})
     table, picture = out / "table.md", out / "accuracy.png"
     write_text(table, markdown(rows))
-    curves = {label(m): [trajectory(r.records) for r in done] for m, done in runs.items()}
+    curves = {m: [trajectory(r.records) for r in done] for m, done in runs.items()}
     anytime_accuracy(curves, picture)
-    return Demo(rows, EXPLANATION.format(memory=benchmark.memory), picture, table)
+    page = write_report([out / "runs"], out / "report.html").path
+    return Demo(
+        rows,
+        EXPLANATION.format(memory=jobs[0].config.memory),
+        {"Report": page, "Picture": picture, "Table": table, "Records": out / "runs"},
+    )

@@ -1,0 +1,49 @@
+"""The command line: parse, call, print."""
+
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from proxreplay import __version__
+from proxreplay.cli import data, info, runs
+from proxreplay.errors import ProxreplayError
+
+app = typer.Typer(
+    help="Learn from a stream without wrecking what is already known.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Online continual learning with Layerwise Proximal Replay."""
+    if version:
+        typer.echo(f"proxreplay {__version__}")
+        raise typer.Exit
+
+
+for commands, examples in ((runs.COMMANDS, runs.EXAMPLES), (info.COMMANDS, info.EXAMPLES)):
+    for command in commands:
+        app.command(epilog=examples[command.__name__])(command)
+app.add_typer(data.app, name="data")
+
+
+def main() -> None:
+    """Entry point of the ``proxreplay`` command: a user's mistake is one line and exit code 2."""
+    signal.signal(signal.SIGINT, lambda number, frame: sys.exit(128 + number))
+    try:
+        app()
+    except ProxreplayError as error:
+        if "--debug" in sys.argv:
+            raise
+        typer.secho(f"proxreplay: {error}", fg="red", err=True)
+        sys.exit(2)

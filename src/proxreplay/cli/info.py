@@ -1,0 +1,134 @@
+"""Commands that tell what there is: benchmarks and methods."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from proxreplay.cli.runs import DataRoot
+
+if TYPE_CHECKING:
+    from proxreplay.experiments.config import RunConfig
+
+
+def benchmarks(data_root: DataRoot = None) -> None:
+    """List the benchmarks: what each is made of, and whether its data is there."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from proxreplay.experiments.benchmarks import BENCHMARKS
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("Benchmark", "Stream", "S", "Memory", "Settings", "Data"):
+        table.add_column(heading, no_wrap=True)
+    missing = []
+    for benchmark in BENCHMARKS.values():
+        data = benchmark.status(data_root)
+        if not data.found:
+            missing.append(f"{data.name}: {data.way_out}")
+        table.add_row(
+            benchmark.name,
+            describe_scenario(benchmark.scenario),
+            str(benchmark.steps_per_batch),
+            str(benchmark.memory),
+            "the paper's" if benchmark.from_paper else "defaults",
+            "there" if data.found else "missing",
+        )
+    table.add_row("custom", "--data PATH --tasks N", "3", "500", "defaults", "yours")
+    console = Console()
+    console.print(table)
+    if missing:
+        console.print("To get what is missing:")
+        for line in missing:
+            console.print(f"  {line}", soft_wrap=True, highlight=False)
+
+
+def describe_scenario(scenario: object) -> str:
+    """A scenario in a few words."""
+    from proxreplay.data.scenarios import IID, Blurry, ClassIncremental, DomainIncremental
+
+    match scenario:
+        case ClassIncremental(tasks=tasks):
+            return f"{tasks} tasks of classes"
+        case DomainIncremental():
+            return "a task a domain"
+        case Blurry(tasks=tasks):
+            return f"{tasks} blurry tasks"
+        case IID(tasks=tasks):
+            return f"i.i.d., {tasks} parts"
+    return type(scenario).__name__
+
+
+def methods(
+    benchmark: Annotated[
+        str, typer.Option(metavar="NAME", help="Show the settings on this benchmark.")
+    ] = "split-cifar100",
+) -> None:
+    """List the methods and the settings each would use on a benchmark."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from proxreplay.experiments.methods import LPR_PREFIX, METHODS, configure
+
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("Method", no_wrap=True)
+    table.add_column("What it does")
+    table.add_column(f"Settings on {benchmark}")
+    for method in METHODS.values():
+        if not method.name.startswith(LPR_PREFIX):
+            table.add_row(method.name, method.about, _settings(configure(benchmark, method.name)))
+    console = Console()
+    console.print(table)
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("With LPR", no_wrap=True)
+    table.add_column(f"Settings on {benchmark} beyond those of the method alone")
+    for method in METHODS.values():
+        if method.name.startswith(LPR_PREFIX):
+            config = configure(benchmark, method.name)
+            table.add_row(method.name, _settings(config, only=("lpr.", "refresh.")))
+    console.print(table)
+
+
+def _settings(config: "RunConfig", only: tuple[str, ...] = ("",)) -> str:
+    from proxreplay.experiments.methods import find_method
+
+    flat = config.flat()
+    keys = [key for key in ("lr", *find_method(config.method).uses) if key.startswith(only)]
+    unset = {"refresh.samples": "all", "projection.alpha": "its own"}
+    return "  ".join(f"{k}={unset[k] if flat[k] is None else flat[k]}" for k in keys)
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders of runs.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The page; default: report.html in DIR.")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Keep it current while runs go on.")
+    ] = False,
+) -> None:
+    """Write one self-contained HTML page about all runs in the folders."""
+    from proxreplay.report.page import write_report
+
+    page = out or folders[0] / "report.html"
+    if watch:
+        from proxreplay.report.watch import watch_report
+
+        typer.echo(f"Keeping {page} current; Ctrl-C to stop.")
+        watch_report(folders, page)
+        return
+    summary = write_report(folders, page)
+    for sentence in summary.verdict:
+        typer.echo(sentence)
+    counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())
+    typer.echo(f"{summary.runs} runs ({counts}): {page}")
+
+
+COMMANDS = (benchmarks, methods, report)
+EXAMPLES = {
+    "benchmarks": "Example: proxreplay benchmarks --data-root data",
+    "methods": "Example: proxreplay methods --benchmark split-digits",
+    "report": "Example: proxreplay report runs/compare-split-digits",
+}
