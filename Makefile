@@ -14,6 +14,7 @@ help:  ## list the targets
 demo: $(READY)  ## plain replay against LPR on bundled data: a table and a picture in under a minute
 	$(BIN)/proxreplay demo --out $(OUT)
 
+test: export OMP_NUM_THREADS = 1  # the tests run in as many processes as there are cores
 test: lint  ## lint, type-check, import contract and all tests
 	$(BIN)/python -m pytest -n auto
 

@@ -24,7 +24,8 @@ from proxreplay import (
     er,
 )
 from proxreplay.errors import CheckpointError, InputError
-from proxreplay.models import mlp
+from proxreplay.models import mlp, slim_resnet18, small_cnn
+from proxreplay.proximal import OWM, Strength
 from proxreplay.replay.memory import Memory
 from tests.replay import saved_learners
 from tests.replay.saved_learners import BEFORE, KINDS, go_on, learn, make, momentum, network
@@ -132,7 +133,7 @@ class OwnMemory(UnlimitedMemory):
 def saved_own(tmp_path: Path) -> Path:
     model = mlp(3)
     learner = Learner(
-        model, OwnMemory(), LPR(model), loss=own_loss, transform=own_transform, optimizer=adam
+        model, OwnMemory(), OWM(model), loss=own_loss, transform=own_transform, optimizer=adam
     )
     learner.learn(torch.randn(4, 3), torch.tensor([0, 1, 2, 1]))
     learner.save(tmp_path / "own")
@@ -142,7 +143,7 @@ def saved_own(tmp_path: Path) -> Path:
 def own_parts(model: nn.Module) -> dict[str, Any]:
     return {
         "memory": OwnMemory(),
-        "rule": LPR(model),
+        "rule": OWM(model),
         "loss": own_loss,
         "transform": own_transform,
         "optimizer": adam,
@@ -158,7 +159,7 @@ MISSING = {
     "memory": "memory 'OwnMemory'; hand it in as memory=",
     "loss": "own_loss'; hand it in as loss=",
     "transform": "own_transform'; hand it in as transform=",
-    "rule": "saved with rule=.*LPR",
+    "rule": "OWM'; make it for the model as before and hand it in as rule=",
     "optimizer": "saved with optimizer='Adam'",
 }
 
@@ -223,3 +224,42 @@ def test_what_was_saved_is_not_shared_with_the_learner() -> None:
     copy_of_state = make("derpp_snapshot+lpr+ema")
     copy_of_state.load_state_dict(learner.state_dict())
     assert learn(copy_of_state, 4, 6) == learn(learner, 4, 6)
+
+
+def go_on_briefly(learner: Learner, shape: tuple[int, ...]) -> dict[str, Tensor]:
+    rng = torch.Generator().manual_seed(5)
+    for _ in range(3):
+        learner.learn(torch.randn(4, *shape, generator=rng), torch.tensor([0, 1, 2, 3]))
+    return learner.model.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("network", "shape"),
+    [
+        (lambda: mlp(6, hidden=(8,)), (6,)),
+        (lambda: small_cnn(2, 5, widths=(4, 8)), (2, 8, 8)),
+        (lambda: slim_resnet18(width=2), (3, 32, 32)),
+    ],
+    ids=["mlp", "small_cnn", "slim_resnet18"],
+)
+def test_what_is_our_own_is_loaded_by_the_path_alone(
+    network: Callable[[], nn.Module], shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    model = network()
+    last = [name for name, _ in model.named_modules()][-1]
+    rule = LPR(model, 2.0, overrides={last: Strength(0.5)})
+    learner = Learner(model, RingMemory(6), rule, loss=Lode(0.2), refresh_every=2, lr=0.05)
+    go_on_briefly(learner, shape)
+    learner.save(tmp_path / "saved")
+    again = Learner.load(tmp_path / "saved")
+    here, there = go_on_briefly(learner, shape), go_on_briefly(again, shape)
+    assert here.keys() == there.keys()
+    assert all(torch.equal(here[name], there[name]) for name in here)
+
+
+def test_a_network_of_ones_own_is_asked_for(tmp_path: Path) -> None:
+    learner = Learner(nn.Sequential(nn.Linear(3, 4)))
+    learner.learn(torch.randn(4, 3), torch.tensor([0, 1, 2, 1]))
+    learner.save(tmp_path / "saved")
+    with pytest.raises(InputError, match="a network of your own; build it again and hand it in"):
+        Learner.load(tmp_path / "saved")

@@ -13,8 +13,10 @@ from torch import nn
 
 from proxreplay.errors import InputError
 from proxreplay.models.heads import make_head
+from proxreplay.models.recipes import recorded
 
 
+@recorded
 def mlp(
     in_features: int, num_classes: int | None = None, hidden: Sequence[int] = (256, 256)
 ) -> nn.Sequential:
@@ -29,6 +31,7 @@ def mlp(
     return nn.Sequential(layers)
 
 
+@recorded
 def small_cnn(
     in_channels: int = 1, num_classes: int | None = None, widths: Sequence[int] = (32, 64)
 ) -> nn.Sequential:

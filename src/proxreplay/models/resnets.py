@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from proxreplay.errors import InputError
 from proxreplay.models.heads import make_head
+from proxreplay.models.recipes import recorded
 
 POOL = 4  # slim_resnet18 averages over 4x4 windows, whatever the size of the last feature map
 
@@ -86,6 +87,7 @@ def slim_features(width: int, image_size: int) -> int:
     return 8 * width * side**2
 
 
+@recorded
 def slim_resnet18(
     num_classes: int | None = None, in_channels: int = 3, width: int = 20, image_size: int = 32
 ) -> SlimResNet18:
@@ -135,6 +137,7 @@ class ResNet18(nn.Module):
         return logits
 
 
+@recorded
 def resnet18(num_classes: int | None = None, in_channels: int = 3) -> ResNet18:
     """The paper's network for CLEAR; torchvision's weights fit it (the head is ``fc``).
 

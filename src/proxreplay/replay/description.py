@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from proxreplay.data import transforms
 from proxreplay.errors import InputError
+from proxreplay.proximal.lpr import LPR
+from proxreplay.proximal.strength import Strength
 from proxreplay.replay import losses
 from proxreplay.replay.memory import (
     ClassBalancedMemory,
@@ -82,6 +84,22 @@ def rebuild_memory(state: dict[str, Any]) -> Memory:
         f"Learner.load: the learner was saved with memory '{state['kind']}'; hand it in as "
         "memory=..."
     )
+
+
+def rebuild_rule(description: Any, model: nn.Module, given: Any) -> Any:
+    """LPR as it was, for a model; taken as ``given`` where a rule was handed in."""
+    if given is not None or description is None:
+        return given
+    known: dict[str, type] = {_name(Strength): Strength}
+    options = dict(description["options"])
+    if description["name"] != _name(LPR) or not _buildable(tuple(options.values()), known):
+        raise InputError(
+            f"Learner.load: the learner was saved with rule '{description['name']}'; make it for "
+            "the model as before and hand it in as rule=..."
+        )
+    built = {name: _build(value, known) for name, value in options.items()}
+    strength, overrides = built.pop("strength"), dict(built.pop("overrides"))
+    return LPR(model, strength.omega_0, strength.beta, overrides=overrides, **built)
 
 
 def check_same(saved: dict[str, Any], present: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from proxreplay.batch import Batch
 from proxreplay.errors import InputError
 from proxreplay.models.heads import GrowingHead, replace_in_optimizer_
+from proxreplay.models.recipes import build_again, recipe_of
 from proxreplay.proximal.capture import untouched
 from proxreplay.replay.averaging import EMA, frozen_copy
 from proxreplay.replay.description import (
@@ -25,8 +26,10 @@ from proxreplay.replay.description import (
     describe_rule,
     rebuild,
     rebuild_memory,
+    rebuild_rule,
 )
 from proxreplay.replay.edge import InputKind, Labels, as_inputs
+from proxreplay.replay.layout import channels_last_is_safe
 from proxreplay.replay.losses import Loss, er, needs_of
 from proxreplay.replay.memory import ClassBalancedMemory, Memory
 from proxreplay.seeding import derive_seed, generator
@@ -91,7 +94,8 @@ class Learner:
         refresh_augment: whether a refresh sees augmented inputs, as training does.
         transform: from stored inputs to what the model sees; a generator switches augmentation on.
         device: where the model goes; None for where it is.
-        channels_last: keep 4-d inputs and convolutions in NHWC order, which is faster.
+        channels_last: keep 4-d inputs and convolutions in NHWC order, which is faster; left off by
+            itself for the few networks with which torch cannot do that safely.
         seed: of everything random inside: replay, augmentation, refresh, new rows of the head.
 
     >>> from proxreplay import LPR
@@ -341,7 +345,7 @@ class Learner:
     def load(
         cls,
         path: Path | str,
-        model: nn.Module,
+        model: nn.Module | None = None,
         memory: Memory | None = None,
         rule: Rule | None = None,
         *,
@@ -352,16 +356,15 @@ class Learner:
     ) -> Self:
         """Read a learner that goes on exactly where it was saved.
 
-        Code is not saved. Hand in the model, freshly built, and the rule and the optimizer, if
-        there were any, made as before. The memory, the loss and the transform are rebuilt where
-        they are proxreplay's own, and have to be handed in where they are yours. Whatever is handed
-        in is checked against what was saved.
+        Code is not saved. What is proxreplay's own is built again: its networks, memories, losses
+        and transforms, and LPR with layers chosen by name. What is yours has to be handed in as it
+        was made before, and is checked against what was saved.
 
         Args:
             path: the folder written by `save`.
-            model: of the same architecture; its weights are replaced.
+            model: only for a network of your own: freshly built; its weights are replaced.
             memory: only for a memory of your own.
-            rule: made for ``model``, with the options it had.
+            rule: only for a rule other than LPR: made for ``model``, with the options it had.
             loss: only for a loss of your own.
             optimizer: from parameters to an optimizer, if it was not plain SGD.
             transform: only for a transform of your own.
@@ -369,10 +372,17 @@ class Learner:
         """
         state = load_state(Path(path))
         own = state["learner"]
+        if model is None:
+            if own["recipe"] is None:
+                raise InputError(
+                    f"Learner.load: {path} was saved with a network of your own; build it again "
+                    "and hand it in as model=..."
+                )
+            model = build_again(own["recipe"])
         learner = cls(
             model,
             rebuild_memory(state["memory"]) if memory is None else memory,
-            rule,
+            rebuild_rule(own["parts"]["rule"], model, rule),
             loss=rebuild("loss", own["parts"]["loss"], loss),
             averaging=EMA(model, state["averaging"]["momentum"]) if "averaging" in state else None,
             optimizer=optimizer,
@@ -408,6 +418,7 @@ class Learner:
         return {
             "options": self._options(),
             "parts": self._parts(),
+            "recipe": recipe_of(self.model),
             "batches_seen": self.batches_seen,
             "batches_learned": self.batches_learned,
             "labels": {"kind": self._labels.kind, "names": self._labels.names},
@@ -458,7 +469,7 @@ class Learner:
         inputs = inputs.to(self._device)
         if self.transform is not None:
             inputs = self.transform(inputs, rng)
-        if self.channels_last and inputs.ndim == 4:
+        if self._channels_last and inputs.ndim == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return inputs
 
@@ -592,16 +603,17 @@ class Learner:
         self._meet(torch.tensor(list(self.memory.class_counts)))
 
     def _place(self, device: torch.device | str | None) -> None:
-        models = [self.model] if self.averaging is None else [self.model, self.averaging.model]
-        for model in models:
-            model.to(device)
-            if self.channels_last:
-                # the stubs of torch do not know this overload
-                model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         first = next(self.model.parameters(), None)
         if first is None:
             raise InputError("Learner: the model has no parameters; there is nothing to learn.")
-        self._device = first.device
+        self._device = first.device if device is None else torch.device(device)
+        self._channels_last = self.channels_last and channels_last_is_safe(self.model, self._device)
+        models = [self.model] if self.averaging is None else [self.model, self.averaging.model]
+        for model in models:
+            model.to(self._device)
+            if self._channels_last:
+                # the stubs of torch do not know this overload
+                model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._dtype = next(
             (p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32
         )
