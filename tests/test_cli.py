@@ -16,7 +16,7 @@ from proxreplay.cli.runs import parse_grid, parse_seeds, parse_sets
 from proxreplay.errors import InputError
 
 COMMANDS = ("demo", "plan", "run", "resume", "compare", "sweep", "reproduce")
-COMMANDS += ("benchmarks", "methods", "report", "data fetch", "data check")
+COMMANDS += ("benchmarks", "methods", "report", "figure", "data fetch", "data check")
 
 
 def call(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -54,6 +54,7 @@ def test_version() -> None:
         (["compare", "split-digits", "--methods", "er", "--seeds", "4-x"], "--seeds 4-x"),
         (["sweep", "split-digits", "--grid", "lr"], "--grid lr"),
         (["reproduce", "table9"], "unknown table or figure 'table9'"),
+        (["figure", "pie", "."], "unknown figure 'pie'; there are accuracy"),
         (["data", "fetch", "imagenet"], "data set 'imagenet' is not known"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

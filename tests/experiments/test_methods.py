@@ -61,6 +61,10 @@ def test_a_limit_shortens_every_task() -> None:
     assert [len(task.train) for task in stream.tasks] == [25] * 5
     whole = build_stream(configure("split-digits", "er"), benchmark, dataset)
     assert stream.tasks[2].train.rows.tolist() == whole.tasks[2].train.rows[:25].tolist()
+    two = build_stream(configure("split-digits", "er", {"stream.first": 2}), benchmark, dataset)
+    assert [t.train.rows.tolist() for t in two.tasks] == [
+        t.train.rows.tolist() for t in whole.tasks[:2]
+    ]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from proxreplay.cli.runs import DataRoot
+from proxreplay.errors import InputError
 
 if TYPE_CHECKING:
     from proxreplay.experiments.config import RunConfig
@@ -126,9 +127,29 @@ def report(
     typer.echo(f"{summary.runs} runs ({counts}): {page}")
 
 
-COMMANDS = (benchmarks, methods, report)
+def figure(
+    name: Annotated[str, typer.Argument(help="Such as accuracy, tasks, time, appendix, figure-1.")],
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders of runs.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the pictures go.")] = Path("."),
+    ending: Annotated[str, typer.Option(metavar="EXT", help="png, pdf or svg.")] = "png",
+) -> None:
+    """Draw one figure from the runs in the folders, a picture for each benchmark and memory."""
+    from proxreplay.report.plots import FIGURES, save
+    from proxreplay.report.study import read_study
+
+    if name not in FIGURES:
+        raise InputError(f"unknown figure '{name}'; there are {', '.join(FIGURES)}.")
+    for section in read_study(folders).sections:
+        memory = "unlimited" if section.memory is None else section.memory
+        path = out / f"{name}-{section.benchmark}-{memory}.{ending}"
+        save(FIGURES[name](section), path)
+        typer.echo(str(path))
+
+
+COMMANDS = (benchmarks, methods, report, figure)
 EXAMPLES = {
     "benchmarks": "Example: proxreplay benchmarks --data-root data",
     "methods": "Example: proxreplay methods --benchmark split-digits",
+    "figure": "Example: proxreplay figure accuracy runs/compare-split-digits --out pictures",
     "report": "Example: proxreplay report runs/compare-split-digits",
 }

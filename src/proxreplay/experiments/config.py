@@ -106,6 +106,7 @@ class StreamSettings:
     disjoint: float = 0.5  # blurry: share of classes that stay within one task
     blur: float = 0.1  # blurry: share of the other classes' examples that stray
     short_last: str = "buffer_only"
+    first: int | None = None  # only so many tasks arrive; None for all
     limit: int | None = None  # examples of each task that arrive; None for all
     image_size: int | None = None  # custom: side of the stored images
     augment: bool = True  # custom: random crops and mirroring
@@ -114,7 +115,7 @@ class StreamSettings:
         _one_of(("class", "domain", "blurry", "iid", None), **{"stream.scenario": self.scenario})
         _one_of(("buffer_only", "train", "drop"), **{"stream.short_last": self.short_last})
         _at_least(1, **{"stream.tasks": self.tasks, "stream.image_size": self.image_size})
-        _at_least(1, **{"stream.limit": self.limit})
+        _at_least(1, **{"stream.limit": self.limit, "stream.first": self.first})
         _at_least(0, **{"stream.disjoint": self.disjoint, "stream.blur": self.blur})
 
 

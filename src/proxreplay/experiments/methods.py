@@ -358,16 +358,14 @@ def build_stream(config: RunConfig, benchmark: Benchmark, dataset: Dataset) -> S
     """The stream that the configuration's seed gives."""
     short_last = cast(ShortLast, config.stream.short_last)
     stream = benchmark.stream(dataset, config.seed, config.batch_size, short_last)
-    if config.stream.limit is None:
+    first, limit = config.stream.first, config.stream.limit
+    if first is None and limit is None:
         return stream
-    return Stream(
-        [
-            replace(task, train=Subset(task.train.source, task.train.rows[: config.stream.limit]))
-            for task in stream.tasks
-        ],
-        config.batch_size,
-        short_last,
-    )
+    tasks = [
+        replace(task, train=Subset(task.train.source, task.train.rows[:limit]))
+        for task in stream.tasks[:first]
+    ]
+    return Stream(tasks, config.batch_size, short_last)
 
 
 def build_network(config: RunConfig, benchmark: Benchmark, dataset: Dataset) -> nn.Module:
