@@ -151,6 +151,7 @@ def compare(
     }
     title = f"{benchmark}, mean ± standard error over {len(numbers)} seeds"
     print_table(Console(), title, comparison_rows(results))
+    typer.echo(f"A page about it: proxreplay report {study}")
 
 
 def sweep(
@@ -339,6 +340,8 @@ def make(planned: Sequence[Any], jobs: int) -> None:
         console.print(f"Interrupted: {done} of {len(planned)} runs complete, the others saved.")
         console.print("The same command again goes on where this one stopped.")
         raise typer.Exit(stop.exit_code)
+    if failed and len(planned) == 1:  # said already
+        raise typer.Exit(1)
     if failed:
         console.print(f"{len(failed)} of {len(planned)} runs failed:", style="red")
         for outcome in failed:

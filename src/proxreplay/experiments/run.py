@@ -224,7 +224,7 @@ class _Run:
     def _save(self) -> None:
         with self._clock("saving"):
             state = {
-                "position": self.stream.position,
+                "stream": self.stream.state_dict(),
                 "records": self.records.secure(),
                 "accuracy": self.accuracy,
                 "untreated": self.untreated,
@@ -241,13 +241,13 @@ class _Run:
     def _restore(self) -> None:
         """Go back to the newest checkpoint; what was recorded after it is made again."""
         parts = load_checkpoint(self.folder / "checkpoint")
-        state: dict[str, Any] = {"position": 0, "records": 0, "accuracy": None, "untreated": None}
+        state: dict[str, Any] = {"records": 0, "accuracy": None, "untreated": None}
         if parts is not None:
             state = parts.pop("run")
+            self.stream.load_state_dict(state["stream"])
             self.learner.load_state_dict(parts)
             self.diagnostics.load_state_dict(state["diagnostics"])
-            log.info("resumed after %d stream batches", state["position"])
-        self.stream.load_state_dict({"position": state["position"]})
+            log.info("resumed after %d stream batches", self.stream.position)
         self.records.cut(state["records"])
         self.accuracy = state["accuracy"]
         self.untreated = state["untreated"]
