@@ -104,7 +104,7 @@ def test_every_path_is_within_1e_5_in_float32(rows: PatchRows) -> None:
     for path in paths(rows):
         gram = rows.gram_by(path)
         assert gram.dtype == torch.float32
-        assert (gram - expected).abs().max().item() / scale < 1e-6, path
+        assert (gram - expected).abs().max().item() / scale < 1e-5, path
 
 
 @settings(deadline=None, max_examples=100)

@@ -74,6 +74,36 @@ class DenseRows:
         return _widened(self.Z).sum(dim=1)
 
 
+class SharedRows:
+    """Rows that several maps read: Gram matrix and total are worked out once.
+
+    Args:
+        rows: whose they are.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.shape = rows.shape
+        self._gram: Tensor | None = None
+        self._total: Tensor | None = None
+
+    def dense(self) -> Tensor:
+        """``Z`` itself."""
+        return self.rows.dense()
+
+    def gram(self) -> Tensor:
+        """``Z'Z``."""
+        if self._gram is None:
+            self._gram = self.rows.gram()
+        return self._gram
+
+    def total(self) -> Tensor:
+        """``Z'1``."""
+        if self._total is None:
+            self._total = self.rows.total()
+        return self._total
+
+
 @dataclass(frozen=True)
 class ColumnRows:
     """Rows of one column a group, ``z = (x - shift) scale``, as normalisation layers have them.
@@ -237,6 +267,8 @@ class GramSum:
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         self._dtype = dtype
         self._shape: tuple[int, int, int] | None = None
+        self._rows_dtype: torch.dtype | None = None
+        self._energy: Tensor | None = None
         self._gram: Tensor | None = None
         self._total: Tensor | None = None
         self._cells: dict[LagPlan, Tensor] = {}
@@ -248,11 +280,12 @@ class GramSum:
             raise InputError("GramSum: nothing was added yet.")
         return self._shape
 
-    def add(self, rows: Rows, *, total: bool = True) -> Self:
+    def add(self, rows: Rows, *, gram: bool = True, total: bool = True) -> Self:
         """Take some more rows.
 
         Args:
             rows: of the same groups and columns as those before.
+            gram: whether ``Z'Z`` will be asked for, as a weight does.
             total: whether ``Z'1`` will be asked for, as a bias does.
         """
         groups, count, d = rows.shape
@@ -262,14 +295,36 @@ class GramSum:
                 f"GramSum: rows of {groups} groups and {d} columns cannot be added to those of "
                 f"{before[0]} groups and {before[2]} columns; use one sum for each."
             )
-        if isinstance(rows, PatchRows) and rows.path != "patches":
-            self._cells[rows.plan] = self._plus(self._cells.get(rows.plan), rows.cells(rows.path))
-        else:
-            self._gram = self._plus(self._gram, rows.gram())
+        if gram:
+            self._add_gram(rows)
         if total:
             self._total = self._plus(self._total, rows.total())
         self._shape = (groups, before[1] + count, d)
         return self
+
+    def _add_gram(self, rows: Rows) -> None:
+        if isinstance(rows, PatchRows) and rows.path != "patches":
+            more = rows.cells(rows.path)
+            self._cells[rows.plan] = self._plus(self._cells.get(rows.plan), more)
+            squares = more[:, 0]  # the cell of lag 0, at all places
+        else:
+            squares = more = rows.gram()
+            self._gram = self._plus(self._gram, more)
+        self._energy = squares.diagonal(dim1=1, dim2=2).sum()
+
+    @property
+    def rows_dtype(self) -> torch.dtype:
+        """The precision of what the rows added last gave, before it was added up."""
+        if self._rows_dtype is None:
+            raise InputError("GramSum: nothing was added yet.")
+        return self._rows_dtype
+
+    @property
+    def energy(self) -> Tensor:
+        """At least ``tr Z'Z`` of the rows added last: finite if they are."""
+        if self._energy is None:
+            raise InputError("GramSum: nothing was added yet.")
+        return self._energy
 
     def gram(self) -> Tensor:
         """``Z'Z`` of all rows, ``[groups, d, d]``."""
@@ -287,9 +342,11 @@ class GramSum:
         return self._total
 
     def _plus(self, sum: Tensor | None, more: Tensor) -> Tensor:
+        self._rows_dtype = more.dtype
         if sum is not None:
             return sum.add_(more)
-        return more.to(self._dtype or more.dtype, copy=True)
+        dtype = self._dtype if more.device.type != "mps" else None  # which has no float64
+        return more.to(dtype or more.dtype, copy=True)
 
 
 def gram_with_bias(rows: Rows | GramSum, *, weight: bool = True, bias: bool = True) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from proxreplay.proximal.gram import DenseRows, PatchRows, Rows
+from proxreplay.proximal.gram import ColumnRows, DenseRows, PatchRows, Rows
 from proxreplay.proximal.registry import LinearMap, Part, register_layer
 
 
@@ -70,34 +70,33 @@ def transposed_convolution_rows(
 
 
 @register_layer(_BatchNorm)
-def batchnorm_rows(layer: _BatchNorm, input: Tensor) -> Tensor:
+def batchnorm_rows(layer: _BatchNorm, input: Tensor) -> Rows:
     """``z = (x - mean) / sqrt(var + eps)``, one group for every channel.
 
     Running statistics are used where the layer keeps them, those of the batch where not, as the
     layer itself does in evaluation mode.
     """
-    keeps = layer.running_mean is not None and layer.running_var is not None
-    normalised = F.batch_norm(
-        input, layer.running_mean, layer.running_var, training=not keeps, momentum=0, eps=layer.eps
-    )
-    return _rows_by_channel(normalised)
+    if layer.running_mean is not None and layer.running_var is not None:
+        return ColumnRows(input, layer.running_mean, (layer.running_var + layer.eps).rsqrt())
+    normalised = F.batch_norm(input, None, None, training=True, momentum=0, eps=layer.eps)
+    return ColumnRows(normalised)
 
 
 @register_layer(_InstanceNorm)
-def instancenorm_rows(layer: _InstanceNorm, input: Tensor) -> Tensor:
+def instancenorm_rows(layer: _InstanceNorm, input: Tensor) -> Rows:
     """``z`` = the input normalised over its positions, one group for every channel."""
     x = _batched(input, layer._get_no_batch_dim() - 1)
     keeps = layer.track_running_stats
     normalised = F.instance_norm(
         x, layer.running_mean, layer.running_var, use_input_stats=not keeps, eps=layer.eps
     )
-    return _rows_by_channel(normalised)
+    return ColumnRows(normalised)
 
 
 @register_layer(nn.GroupNorm)
-def groupnorm_rows(layer: nn.GroupNorm, input: Tensor) -> Tensor:
+def groupnorm_rows(layer: nn.GroupNorm, input: Tensor) -> Rows:
     """``z`` = the input normalised over its group of channels, one group for every channel."""
-    return _rows_by_channel(F.group_norm(input, layer.num_groups, eps=layer.eps))
+    return ColumnRows(F.group_norm(input, layer.num_groups, eps=layer.eps))
 
 
 @register_layer(nn.LayerNorm)
@@ -209,11 +208,6 @@ def attention_rows(
 def _batched(x: Tensor, spatial: int) -> Tensor:
     """The input with a leading dimension for the examples, which torch lets one leave out."""
     return x if x.ndim == spatial + 2 else x[None]
-
-
-def _rows_by_channel(x: Tensor) -> Tensor:
-    """``[n, channels, *size]`` as ``[channels, rows, 1]``."""
-    return x.transpose(0, 1).reshape(x.shape[1], -1, 1)
 
 
 def _rows_by_element(x: Tensor, dims: int) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from proxreplay.errors import InputError
+from proxreplay.proximal.gram import ColumnRows, Rows
 from proxreplay.proximal.layers import batchnorm_rows
 from proxreplay.proximal.linalg import (
     DenseShrinkage,
@@ -152,13 +153,12 @@ def tied_shrinkage(G: Tensor, picked: Tensor, d: int, omega: float) -> Shrinkage
     return rowwise_shrinkage(one + omega * G, E, omega * picked)
 
 
-def authors_batchnorm_rows(layer: _BatchNorm, input: Tensor) -> Tensor:
+def authors_batchnorm_rows(layer: _BatchNorm, input: Tensor) -> Rows:
     """BatchNorm rows as the released code has them: ``z = (x - mean) / (var + eps)``.
 
     That code takes one mean over all channels where there are no running statistics, which no
     published result uses; here such layers keep the paper's rows.
     """
-    rows = batchnorm_rows(layer, input)
     if layer.running_var is None:
-        return rows
-    return rows / (layer.running_var + layer.eps).sqrt()[:, None, None]
+        return batchnorm_rows(layer, input)
+    return ColumnRows(input, layer.running_mean, 1 / (layer.running_var + layer.eps))

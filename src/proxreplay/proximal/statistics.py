@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from proxreplay.errors import RefreshError
 from proxreplay.proximal.capture import Call, visit
-from proxreplay.proximal.gram import Rows, gram_with_bias
+from proxreplay.proximal.gram import GramSum, PatchRows, Rows, SharedRows, gram_with_bias
 from proxreplay.proximal.registry import RowsFunction
 from proxreplay.proximal.sites import Site
 from proxreplay.proximal.sketch import Sketch, dense_pieces
@@ -51,6 +51,10 @@ class Statistic:
 class GramCollector:
     """Adds up ``Z'Z`` for every site.
 
+    What is added up over batches is a `GramSum` for every site and bias; the matrices are put
+    together once, by `finish`. Whether all rows are finite is asked once a batch, so that a device
+    is not waited for at every layer.
+
     Args:
         max_dim: sites with more columns get a `Sketch`, or are skipped and named; no ``d x d`` is
             made for them.
@@ -61,12 +65,16 @@ class GramCollector:
         self.max_dim = max_dim
         self.sketch = sketch
         self.skipped: dict[str, str] = {}
-        self._statistics: dict[str, Statistic | Sketch] = {}
+        self._sums: dict[str, _SiteSum] = {}
+        self._sketches: dict[str, Sketch] = {}
         self._picked: dict[str, tuple[Tensor, int]] = {}
-        self._last: tuple[Rows, bool, bool, Tensor] | None = None
+        self._witnesses: list[tuple[Call, Tensor]] = []
+        self._last: tuple[Rows, Rows] | None = None
 
     def add(self, call: Call) -> None:
         """Take the rows of one call."""
+        if self._witnesses and self._witnesses[0][0].batch != call.batch:
+            self._check_finite()
         width = call.site.width(call.rows.shape[2])
         if call.site.mixed and call.member.lookup:
             before, rows = self._picked.get(call.site.name, (0, 0))
@@ -74,7 +82,7 @@ class GramCollector:
             total = before + counts.to(_sum_dtype(counts))
             self._picked[call.site.name] = (total, rows + call.rows.shape[1])
         elif width <= self.max_dim:
-            self._add_gram(call, width)
+            self._add_gram(call)
         elif self.sketch and len(call.site.biases) < 2 and not call.site.mixed:
             self._add_to_sketch(call, width)
         else:
@@ -82,55 +90,110 @@ class GramCollector:
 
     def finish(self, samples: int) -> dict[str, Statistic | Sketch]:
         """The statistics by site, given the number of examples."""
-        for statistic in self._statistics.values():
-            statistic.samples = samples
+        self._check_finite()
+        statistics: dict[str, Statistic | Sketch] = dict(self._sketches)
+        for sketch in self._sketches.values():
+            sketch.samples = samples
+        for name, sums in self._sums.items():
+            statistics[name] = sums.statistic(samples)
         for name, (picked, rows) in self._picked.items():
-            tied = self._statistics.get(name)
+            tied = statistics.get(name)
             if isinstance(tied, Statistic):
                 tied.picked = picked
                 tied.rows += rows
             else:
                 self.skipped.setdefault(name, "only picked from in the last refresh.")
-        return self._statistics
+        return statistics
 
-    def _add_gram(self, call: Call, width: int) -> None:
-        G = self._gram(call)
-        _check_finite(G.diagonal(dim1=1, dim2=2), call)  # bounds all other entries
-        statistic = self._statistics.get(call.site.name)
-        if statistic is None:
-            zeros = torch.zeros(G.shape[0], width, width, dtype=_sum_dtype(G), device=G.device)
-            statistic = Statistic(zeros, call.rows.shape[2], 0, 0, G.dtype)
-            self._statistics[call.site.name] = statistic
-        if not isinstance(statistic, Statistic) or statistic.G.shape[:2] != (G.shape[0], width):
+    def _add_gram(self, call: Call) -> None:
+        if call.site.name in self._sketches:
             raise _does_not_add_up(call)
-        _add_columns_(statistic.G, G, call.site, call.member.bias)
-        statistic.rows += call.rows.shape[1]
+        sums = self._sums.setdefault(call.site.name, _SiteSum(call.site))
+        added = sums.add(call, self._shared(call.rows))
+        if call.site.weight is not None:
+            self._witnesses.append((call, added.energy))
+
+    def _shared(self, rows: Rows) -> Rows:
+        """The rows in full precision; maps that read the same ones share what is made of them."""
+        if self._last is not None and self._last[0] is rows:
+            return self._last[1]
+        wide = _widened(rows)
+        self._last = (rows, wide if isinstance(wide, PatchRows) else SharedRows(wide))
+        return self._last[1]
 
     def _add_to_sketch(self, call: Call, width: int) -> None:
         groups, count, d = call.rows.shape
+        if call.site.name in self._sums:
+            raise _does_not_add_up(call)
         for Z in dense_pieces(_widened(call.rows)):
-            _check_finite(Z.square().sum(), call)
-            sketch = self._statistics.get(call.site.name)
+            self._witnesses.append((call, Z.square().sum()))
+            self._check_finite()  # before a decomposition meets it
+            sketch = self._sketches.get(call.site.name)
             if sketch is None:
                 sketch = Sketch.empty(groups, width, d, self.max_dim, Z)
-                self._statistics[call.site.name] = sketch
-            if not isinstance(sketch, Sketch) or sketch.B.shape[::2] != (groups, width):
+                self._sketches[call.site.name] = sketch
+            if sketch.B.shape[::2] != (groups, width):
                 raise _does_not_add_up(call)
             if call.site.biases:
                 Z = F.pad(Z, (0, 1), value=float(call.member.bias is not None))
             sketch.add_(Z)
-        self._statistics[call.site.name].rows += count
+        self._sketches[call.site.name].rows += count
 
-    def _gram(self, call: Call) -> Tensor:
-        """``Z'Z`` of one call; maps that read the same rows one after the other share it."""
-        weight, bias = call.site.weight is not None, call.member.bias is not None
-        if self._last is not None:
-            rows, *trained, G = self._last
-            if rows is call.rows and trained == [weight, bias]:
-                return G
-        G = gram_with_bias(_widened(call.rows), weight=weight, bias=bias)
-        self._last = (call.rows, weight, bias, G)
-        return G
+    def _check_finite(self) -> None:
+        """Look at the witnesses of a batch together; name the first call that is not finite."""
+        if not self._witnesses:
+            return
+        device = self._witnesses[0][1].device
+        energies = [energy.to(device, _sum_dtype(energy)) for _, energy in self._witnesses]
+        finite = torch.isfinite(torch.stack(energies)).tolist()
+        calls = [call for call, _ in self._witnesses]
+        self._witnesses = []
+        if not all(finite):
+            call = calls[finite.index(False)]
+            raise RefreshError(
+                f"refresh: the inputs of {call.site} in batch {call.batch} are not finite; the "
+                "previous preconditioner stays in force. Look for NaN or infinity in that batch or "
+                "in the weights before that layer."
+            )
+
+
+class _SiteSum:
+    """The sums of one site: one for each bias, as maps that share a weight may add others."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.sums: dict[int | None, GramSum] = {}
+        self.dtype = torch.float32
+
+    def add(self, call: Call, rows: Rows) -> GramSum:
+        """Take the rows of a call; the sum they went to."""
+        bias = call.member.bias
+        if any(added.shape[::2] != rows.shape[::2] for added in self.sums.values()):
+            raise _does_not_add_up(call)
+        if bias not in self.sums:
+            self.sums[bias] = GramSum(torch.float64)
+        weight = self.site.weight is not None
+        added = self.sums[bias].add(rows, gram=weight, total=bias is not None)
+        self.dtype = added.rows_dtype
+        return added
+
+    def statistic(self, samples: int) -> Statistic:
+        """What is known of all rows."""
+        grams = {
+            bias: gram_with_bias(added, weight=self.site.weight is not None, bias=bias is not None)
+            for bias, added in self.sums.items()
+        }
+        shapes = [added.shape for added in self.sums.values()]
+        width = self.site.width(shapes[0][2])
+        first = next(iter(grams.values()))
+        if len(grams) > 1 or first.shape[1] < width:
+            total = first.new_zeros(len(first), width, width)
+            for bias, G in grams.items():
+                _add_columns_(total, G, self.site, bias)
+            first = total
+        return Statistic(
+            first, shapes[0][2], sum(rows for _, rows, _ in shapes), samples, self.dtype
+        )
 
 
 def collect(
@@ -157,15 +220,6 @@ def collect(
     silent = sites.keys() - statistics.keys() - collector.skipped.keys()
     missing = dict.fromkeys(sorted(silent), "not called in the forward pass of the last refresh.")
     return statistics, collector.skipped | missing
-
-
-def _check_finite(values: Tensor, call: Call) -> None:
-    if not torch.isfinite(values).all():
-        raise RefreshError(
-            f"refresh: the inputs of {call.site} in batch {call.batch} are not finite; the "
-            "previous preconditioner stays in force. Look for NaN or infinity in that batch or in "
-            "the weights before that layer."
-        )
 
 
 def _does_not_add_up(call: Call) -> RefreshError:
