@@ -14,6 +14,7 @@ from proxreplay.errors import InputError
 from proxreplay.models import small_cnn
 from proxreplay.models.heads import GrowingHead
 from proxreplay.proximal import Strength
+from proxreplay.proximal.linalg import SpectralShrinkage
 from tests.reference import (
     assert_same_state,
     dense_shrinkage,
@@ -390,3 +391,67 @@ def test_half_precision_parameters_keep_float32_factors():
         got = torch.cat([layer.weight.grad, layer.bias.grad[:, None]], dim=1)
         assert got.dtype == dtype
         torch.testing.assert_close(got, expected.to(dtype), rtol=2**-7, atol=1e-3)
+
+
+class TestTolerance:
+    def test_large_layers_keep_few_directions_and_gradients_are_near(self):
+        torch.manual_seed(0)
+        layer = nn.Linear(600, 3).double()
+        x = random(40, 600)  # 40 rows: at most 40 of 601 directions are shrunk at all
+        exact, near = LPR(layer, 5.0), LPR(layer, 5.0, tolerance=0.02)
+        exact.refresh(x)
+        near.refresh(x)
+        assert isinstance(near._treatments[""].factor, SpectralShrinkage)
+        assert near.layers[""].bytes < exact.layers[""].bytes / 10
+        g = fill_gradients_(layer)
+        exact.precondition_()
+        expected = flat_gradient(layer)
+        fill_gradients_(layer)
+        near.precondition_()
+        error = (flat_gradient(layer) - expected).norm() / g.norm()
+        assert 0 < error <= 0.02
+
+    def test_layers_in_which_most_directions_matter_stay_dense_and_exact(self):
+        layer = nn.Linear(520, 2)
+        x = torch.randn(1000, 520)
+        lpr, exact = LPR(layer, 1e3, tolerance=0.02), LPR(layer, 1e3)
+        lpr.refresh(x)
+        exact.refresh(x)
+        assert_same_state(lpr.state_dict(), exact.state_dict())
+
+    def test_a_state_comes_back(self):
+        layer = nn.Linear(600, 3)
+        lpr, again = LPR(layer, 5.0, tolerance=0.1), LPR(layer, 5.0, tolerance=0.1)
+        lpr.refresh(torch.randn(40, 600))
+        again.load_state_dict(lpr.state_dict())
+        fill_gradients_(layer)
+        lpr.precondition_()
+        first = flat_gradient(layer)
+        fill_gradients_(layer)
+        again.precondition_()
+        assert torch.equal(flat_gradient(layer), first)
+
+    @pytest.mark.parametrize("tolerance", [-0.1, 0.5, float("nan")])
+    def test_it_is_checked(self, tolerance):
+        with pytest.raises(InputError, match="tolerance"):
+            LPR(nn.Linear(2, 2), tolerance=tolerance)
+
+
+def test_scales_and_shifts_of_several_layers_are_multiplied_together_and_apart_alike():
+    """BatchNorms in one product, against one that is treated alone."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Tanh(), nn.BatchNorm1d(3)).double()
+    for layer in (model[0], model[2]):
+        layer.running_mean.normal_()
+    x = random(7, 3)
+    everything = LPR(model, 4.0)
+    everything.refresh(x)
+    fill_gradients_(model)
+    everything.precondition_()
+    together = flat_gradient(model)
+    fill_gradients_(model)
+    for name in ("0", "2"):
+        alone = LPR(model, 4.0, include=[name])
+        alone.refresh(x)
+        alone.precondition_()
+    assert torch.equal(flat_gradient(model), together)

@@ -105,15 +105,17 @@ class DenseShrinkage:
 
 @dataclass(frozen=True)
 class SpectralShrinkage:
-    """``Lambda = I - U diag(f) U'``: only the directions that are shrunk.
+    """``Lambda = scale (I - U diag(f) U')``: the directions that are shrunk more than all others.
 
     Args:
         U: ``[groups, width, rank]``, orthonormal columns.
         f: ``[groups, rank]``, what each direction loses, in [0, 1].
+        scale: what is left of all directions, in (0, 1].
     """
 
     U: Tensor
     f: Tensor
+    scale: float = 1.0
 
     @property
     def groups(self) -> int:
@@ -136,8 +138,9 @@ class SpectralShrinkage:
         return self.U.nbytes + self.f.nbytes
 
     def apply(self, M: Tensor) -> Tensor:
-        """``M - (M U) diag(f) U'``."""
-        return M - ((M @ self.U) * self.f[:, None]) @ self.U.mT
+        """``scale (M - (M U) diag(f) U')``."""
+        along = (M @ self.U) * self.f[:, None]
+        return torch.baddbmm(M, along, self.U.mT, beta=self.scale, alpha=-self.scale)
 
     def restricted(self, kept: Tensor) -> "SpectralShrinkage":
         """``I - V (diag((1 - f) / f) + V'V)^+ V'`` with ``V = U[kept]``, by Woodbury.
@@ -152,15 +155,16 @@ class SpectralShrinkage:
         root = torch.where(s > tolerance, s.clamp_min(tolerance).rsqrt(), 0)
         half = W @ (Q * root[:, None])
         U, sigma, _ = torch.linalg.svd(half, full_matrices=False)
-        return SpectralShrinkage(U, sigma**2)
+        return SpectralShrinkage(U, sigma**2, self.scale)
 
     def to(self, device: torch.device) -> "SpectralShrinkage":
         """The same on another device."""
-        return SpectralShrinkage(self.U.to(device), self.f.to(device))
+        return SpectralShrinkage(self.U.to(device), self.f.to(device), self.scale)
 
     def state(self) -> dict[str, Tensor]:
-        """``U`` and ``f``."""
-        return {"U": self.U, "f": self.f}
+        """``U``, ``f`` and the scale."""
+        scale = torch.tensor(self.scale, dtype=torch.float64)
+        return {"U": self.U, "f": self.f, "scale": scale}
 
 
 @dataclass(frozen=True)
@@ -291,7 +295,7 @@ def shrinkage_from_state(state: dict[str, Tensor]) -> Shrinkage:
         return RootShrinkage(state["S"])
     if state.keys() == {"T", "b", "c"}:
         return RowwiseShrinkage(state["T"], state["b"], state["c"])
-    return SpectralShrinkage(state["U"], state["f"])
+    return SpectralShrinkage(state["U"], state["f"], float(state.get("scale", 1.0)))
 
 
 def shrinkage(G: Tensor, omega: float) -> Tensor:
@@ -311,6 +315,27 @@ def shrinkage(G: Tensor, omega: float) -> Tensor:
     if P.shape[-1] == 1:
         return P.reciprocal_()
     return torch.cholesky_inverse(torch.linalg.cholesky(P))
+
+
+def truncated_shrinkage(s: Tensor, U: Tensor, omega: float, tolerance: float) -> SpectralShrinkage:
+    """``(I + omega G)^-1`` to a tolerance on every eigenvalue, by as few directions as possible.
+
+    With ``f = omega s / (1 + omega s)``, what a direction loses, those with ``f <= 2 tolerance``
+    are all given half of the largest among them: no eigenvalue is then off by more than the
+    tolerance, and all other directions are exact.
+
+    Args:
+        s: ``[groups, d]``, all eigenvalues of ``G``, ascending.
+        U: ``[groups, d, d]``, its eigenvectors.
+        omega: the strength.
+        tolerance: on each eigenvalue of ``Lambda``; below 1/2.
+    """
+    s = s.clamp_min(0)  # rounding leaves null directions slightly below
+    f = omega * s / (1 + omega * s)
+    first = int((f <= 2 * tolerance).all(dim=0).sum())  # ascending, so they come first
+    scale = 1 - (float(f[:, :first].max()) / 2 if first else 0.0)
+    relative = (1 - (1 - f[:, first:]) / scale).clamp(0, 1)
+    return SpectralShrinkage(U[:, :, first:].contiguous(), relative, scale)
 
 
 def spectral_shrinkage(

@@ -24,6 +24,7 @@ from proxreplay.proximal.linalg import (
     rowwise_shrinkage,
     shrinkage,
     spectral_shrinkage,
+    truncated_shrinkage,
 )
 from proxreplay.proximal.registry import RowsFunction
 from proxreplay.proximal.rule import GramRule, Treatment
@@ -34,6 +35,7 @@ from proxreplay.proximal.statistics import Statistic
 from proxreplay.proximal.strength import Overrides, Strength
 
 TOLERANCE = 0.01  # of Lambda in the spectral norm, where d > max_dim
+SPECTRAL_FROM = 512  # columns; below, a product costs less than finding out how to save it
 
 Reference = Literal["paper", "authors"]
 
@@ -56,6 +58,9 @@ class LPR(GramRule):
         reference: "authors" repeats two habits of the released code, for comparison: BatchNorm rows
             are divided by ``var + eps`` without the root, and Linear layers on sequences are not
             spared (``n_eff = 1``).
+        tolerance: how far an eigenvalue of ``Lambda`` may be off where that makes steps cheaper:
+            layers of 512 columns or more keep only the directions that matter, if those are less
+            than half of all. Refreshes then cost more, as eigenvectors do. 0 is exact.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -83,12 +88,16 @@ class LPR(GramRule):
         overrides: Overrides | None = None,
         max_dim: int = 8192,
         reference: Reference = "paper",
+        tolerance: float = 0.0,
     ) -> None:
         if reference not in ("paper", "authors"):
             raise InputError(f"LPR: reference={reference!r}; give 'paper' or 'authors'.")
+        if not 0 <= tolerance < 0.5:
+            raise InputError(f"LPR: tolerance={tolerance}; give at least 0 and less than 0.5.")
         self.strength = Strength(omega_0, beta)
         self.overrides = dict(overrides or {})
         self.reference = reference
+        self.tolerance = tolerance
         check_selectors(unwrap(model), self.overrides, "LPR(overrides=...)")
         super().__init__(
             model, batch_size=batch_size, include=include, exclude=exclude, max_dim=max_dim
@@ -109,7 +118,16 @@ class LPR(GramRule):
         if statistic.picked is not None:
             factor = tied_shrinkage(G, statistic.picked.to(G), statistic.d, omega)
             return Treatment(site, factor, positions, omega)
-        return Treatment(site, DenseShrinkage(shrinkage(G, omega)), positions, omega)
+        return Treatment(site, self._shrinkage(G, omega), positions, omega)
+
+    def _shrinkage(self, G: Tensor, omega: float) -> Shrinkage:
+        """``(I + omega G)^-1``, dense or spectral, whichever multiplies with fewer operations."""
+        if self.tolerance > 0 and G.shape[1] >= SPECTRAL_FROM:
+            s, U = torch.linalg.eigh(G)
+            few = truncated_shrinkage(s, U, omega, self.tolerance)
+            if 2 * few.f.shape[1] < few.width:
+                return few
+        return DenseShrinkage(shrinkage(G, omega))
 
     def _treat_sketch(self, site: Site, sketch: Sketch) -> Treatment | str:
         positions = sketch.positions

@@ -16,7 +16,13 @@ from torch.utils.hooks import RemovableHandle
 
 from proxreplay.errors import InputError
 from proxreplay.proximal.capture import as_batches
-from proxreplay.proximal.gradients import gradients_of, moving_columns, multiply_gradients_
+from proxreplay.proximal.gradients import (
+    gradients_of,
+    moving_columns,
+    multiply_gradients_,
+    multiply_vectors_,
+    vectors_of,
+)
 from proxreplay.proximal.linalg import Shrinkage, shrinkage_from_state
 from proxreplay.proximal.plan import Plan, make_plan
 from proxreplay.proximal.registry import RowsFunction
@@ -209,6 +215,7 @@ class LayerwiseRule(GradientRule):
         """Modules and parameters that are trained but left alone, with the reason."""
         return dict(self._untreated)
 
+    @torch.no_grad()
     def precondition_(self, only: Collection[int] | None = None) -> None:
         """``G <- G Lambda`` for every layer that has a gradient and a factor.
 
@@ -216,12 +223,18 @@ class LayerwiseRule(GradientRule):
             only: ids of the parameters to treat as moving; None for all that have a gradient.
         """
         model = unwrap(self.model)
+        vectors = []
         for name, treatment in self._treatments.items():
             gradients = gradients_of(model, treatment.site, only)
             moving = tuple(gradient is not None for gradient in gradients)
             if any(moving):
                 factor = self._factor(name, moving, gradients)
-                multiply_gradients_(treatment.site, gradients, factor, treatment.factor.width)
+                small = vectors_of(treatment.site, gradients, factor)
+                if small is not None:
+                    vectors.append(small)
+                else:
+                    multiply_gradients_(treatment.site, gradients, factor, treatment.factor.width)
+        multiply_vectors_(vectors)
 
     def _factor(
         self, name: str, moving: tuple[bool, ...], gradients: Sequence[Tensor | None]

