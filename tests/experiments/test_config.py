@@ -50,3 +50,11 @@ def test_bad_values_are_refused_by_name(values: dict[str, object], message: str)
 
 def test_yaml_reads_exponents_as_text_and_they_are_still_numbers() -> None:
     assert BASE.with_values({"lr": "1e-3"}).lr == 0.001
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("lpr.rolling", 1.0), ("lpr.rolling", -0.1), ("lpr.tolerance", 0.5)]
+)
+def test_shares_outside_their_range_are_refused(key, value):
+    with pytest.raises(InputError, match=key):
+        BASE.with_values({key: value})

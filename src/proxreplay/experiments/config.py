@@ -36,9 +36,17 @@ class LPRSettings:
 
     omega_0: float = 1.0
     beta: float = 1.0
+    tolerance: float = 0.0  # on the eigenvalues of Lambda; 0 is exact
+    rolling: float = 0.0  # how much of earlier statistics stays at a refresh; 0 is none
 
     def __post_init__(self) -> None:
         _at_least(0, **{"lpr.omega_0": self.omega_0, "lpr.beta": self.beta})
+        for name, value, limit in (
+            ("tolerance", self.tolerance, 0.5),
+            ("rolling", self.rolling, 1),
+        ):
+            if not 0 <= value < limit:
+                raise InputError(f"lpr.{name}={value}; give at least 0 and less than {limit:g}.")
 
 
 @dataclass(frozen=True)

@@ -96,17 +96,32 @@ class Method:
     iid: bool = False
 
 
+LPR_KEYS = (
+    "lpr.omega_0",
+    "lpr.beta",
+    "lpr.tolerance",
+    "lpr.rolling",
+    "refresh.every",
+    "refresh.samples",
+)
+
+
+def _lpr(build: RuleInputs) -> Rule:
+    own = build.config.lpr
+    return LPR(build.model, own.omega_0, own.beta, tolerance=own.tolerance, rolling=own.rolling)
+
+
 def _with_lpr(base: Method) -> Method:
     return Method(
         name=LPR_PREFIX + base.name,
         label=f"LPR ({base.label})",
         about=f"{base.label} with gradients preconditioned by LPR",
         loss=base.loss,
-        rule=lambda build: LPR(build.model, build.config.lpr.omega_0, build.config.lpr.beta),
+        rule=_lpr,
         averaged=base.averaged,
         head=base.head,
         tuned_like=base.tuned_like,
-        uses=(*base.uses, "lpr.omega_0", "lpr.beta", "refresh.every", "refresh.samples"),
+        uses=(*base.uses, *LPR_KEYS),
     )
 
 

@@ -8,8 +8,8 @@ which is one gradient step of size eta in the metric P, or the minimiser of
 ``<G, W> + ||W - W_j||^2 / (2 eta) + omega ||(W - W_j) Z'||^2 / (2 eta)`` (the paper's Appendix A).
 """
 
-from collections.abc import Collection, Mapping
-from typing import Literal
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from proxreplay.proximal.linalg import (
     truncated_shrinkage,
 )
 from proxreplay.proximal.registry import RowsFunction
+from proxreplay.proximal.rolling import Aged, age
 from proxreplay.proximal.rule import GramRule, Treatment
 from proxreplay.proximal.selection import Selector, check_selectors, override_of
 from proxreplay.proximal.sites import Site, Survey, unwrap
@@ -61,6 +62,9 @@ class LPR(GramRule):
         tolerance: how far an eigenvalue of ``Lambda`` may be off where that makes steps cheaper:
             layers of 512 columns or more keep only the directions that matter, if those are less
             than half of all. Refreshes then cost more, as eigenvectors do. 0 is exact.
+        rolling: how much of the earlier statistics stays at every refresh. With 0.8, refreshes from
+            a small part of the memory see over time what one from all of it would see, though with
+            the network as it was then. 0 makes everything anew.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -89,15 +93,20 @@ class LPR(GramRule):
         max_dim: int = 8192,
         reference: Reference = "paper",
         tolerance: float = 0.0,
+        rolling: float = 0.0,
     ) -> None:
         if reference not in ("paper", "authors"):
             raise InputError(f"LPR: reference={reference!r}; give 'paper' or 'authors'.")
         if not 0 <= tolerance < 0.5:
             raise InputError(f"LPR: tolerance={tolerance}; give at least 0 and less than 0.5.")
+        if not 0 <= rolling < 1:
+            raise InputError(f"LPR: rolling={rolling}; give at least 0 and less than 1.")
         self.strength = Strength(omega_0, beta)
         self.overrides = dict(overrides or {})
         self.reference = reference
         self.tolerance = tolerance
+        self.rolling = rolling
+        self._history: dict[str, Aged] = {}
         check_selectors(unwrap(model), self.overrides, "LPR(overrides=...)")
         super().__init__(
             model, batch_size=batch_size, include=include, exclude=exclude, max_dim=max_dim
@@ -119,6 +128,42 @@ class LPR(GramRule):
             factor = tied_shrinkage(G, statistic.picked.to(G), statistic.d, omega)
             return Treatment(site, factor, positions, omega)
         return Treatment(site, self._shrinkage(G, omega), positions, omega)
+
+    def refresh(self, inputs: Tensor | Iterable[Any], *, batch_dim: int = 0) -> None:
+        """Rebuild every factor from the examples that must not be forgotten.
+
+        The model is left without a trace. If anything goes wrong, the previous factors stay.
+
+        Args:
+            inputs: a tensor ``[n, ...]``, or an iterable of batches the model can be called with:
+                tensors, tuples of arguments or dicts of keyword arguments.
+            batch_dim: the dimension of the examples, for models that want another one first.
+        """
+        before = self._history
+        try:
+            super().refresh(inputs, batch_dim=batch_dim)
+        except BaseException:
+            self._history = before
+            raise
+
+    def _over_time(
+        self, statistics: dict[str, Statistic | Sketch]
+    ) -> dict[str, Statistic | Sketch]:
+        if self.rolling == 0:
+            return statistics
+        self._history, used = age(self._history, statistics, self.rolling)
+        return used
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the refreshes made: tensors, numbers and strings in nested dicts."""
+        history = {name: aged.state() for name, aged in self._history.items()}
+        return super().state_dict() | ({"history": history} if history else {})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` of the same rule on a model of the same shape gave."""
+        super().load_state_dict(state)
+        saved = state.get("history", {})
+        self._history = {name: Aged.from_state(one) for name, one in saved.items()}
 
     def _shrinkage(self, G: Tensor, omega: float) -> Shrinkage:
         """``(I + omega G)^-1``, dense or spectral, whichever multiplies with fewer operations."""

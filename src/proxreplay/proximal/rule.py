@@ -357,7 +357,7 @@ class GramRule(LayerwiseRule):
         )
         treatments = {}
         with torch.no_grad():
-            for name, statistic in statistics.items():
+            for name, statistic in self._over_time(statistics).items():
                 made = self._made_from(survey.sites[name], statistic)
                 if isinstance(made, Treatment):
                     treatments[name] = made
@@ -389,6 +389,12 @@ class GramRule(LayerwiseRule):
             samples=samples,
             batch_dim=batch_dim,
         )
+
+    def _over_time(
+        self, statistics: dict[str, Statistic | Sketch]
+    ) -> dict[str, Statistic | Sketch]:
+        """What factors are made from, given the statistics of this refresh alone."""
+        return statistics
 
     def _rows_instead(self) -> Mapping[type[nn.Module], RowsFunction]:
         """Rows functions that take the place of the registered ones."""

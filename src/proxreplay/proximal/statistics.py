@@ -28,7 +28,7 @@ class Statistic:
         G: ``Z'Z`` over all rows, ``[groups, D, D]``, columns ``[weight | biases]``; float64 where
             the device has it, so that many batches can be added up.
         d: columns of the weight, trained or not.
-        rows: number of rows a group.
+        rows: number of rows a group; no whole number where statistics are an average over time.
         samples: ``n``, the number of examples.
         dtype: precision of the rows, at least float32, and thus of what is made from them.
         picked: how often every row of the weight was picked by an Embedding that shares it with a
@@ -37,7 +37,7 @@ class Statistic:
 
     G: Tensor
     d: int
-    rows: int
+    rows: float
     samples: int
     dtype: torch.dtype
     picked: Tensor | None = None
