@@ -5,13 +5,25 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import gram_error, gram_paths, growth, precondition, refresh
+from benchmarks import (
+    gram_error,
+    gram_paths,
+    growth,
+    learner,
+    memory_use,
+    precondition,
+    refresh,
+    stream,
+)
 from benchmarks.timing import SETTINGS, parse, show
 
 SCRIPTS = {
     "Exactness": gram_error.run,
     "Refresh": refresh.run,
     "Preconditioning": precondition.run,
+    "Learner": learner.run,
+    "Stream": stream.run,
+    "Memory use": memory_use.run,
     "Paths": gram_paths.run,
     "Growth": growth.run,
 }

@@ -327,8 +327,12 @@ class GramSum:
         return self._energy
 
     def gram(self) -> Tensor:
-        """``Z'Z`` of all rows, ``[groups, d, d]``."""
-        grams = [assemble(plan, cells) for plan, cells in self._cells.items()]
+        """``Z'Z`` of all rows, ``[groups, d, d]``.
+
+        Convolutions are put together in the precision of their rows, which is twice as fast and
+        adds no error to speak of to that of the products.
+        """
+        grams = [assemble(plan, cells.to(self.rows_dtype)) for plan, cells in self._cells.items()]
         if self._gram is not None:
             grams.append(self._gram)
         if not grams:

@@ -25,8 +25,8 @@ class Statistic:
     """What is known of the rows of one site.
 
     Args:
-        G: ``Z'Z`` over all rows, ``[groups, D, D]``, columns ``[weight | biases]``; float64 where
-            the device has it, so that many batches can be added up.
+        G: ``Z'Z`` over all rows, ``[groups, D, D]``, columns ``[weight | biases]``; added up in
+            float64 where the device has it, and in ``dtype`` at least.
         d: columns of the weight, trained or not.
         rows: number of rows a group; no whole number where statistics are an average over time.
         samples: ``n``, the number of examples.
