@@ -63,7 +63,7 @@ def run() -> list[Claim]:
 
     times = interleaved(
         {"bare": lambda: all_batches(bare), "learner": lambda: all_batches(learner.learn)},
-        rounds=8,
+        rounds=4,
     )
     each = 1e3 / BATCHES / STEPS
     return [

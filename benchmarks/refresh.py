@@ -13,10 +13,10 @@ def run() -> list[Claim]:
     few = x[:N_NAIVE]
     lpr, naive = LPR(model, omega_0=4.0, beta=2.0), NaiveLPR(model)
     times = interleaved(
-        {"forward": lambda: forward(model, x), "refresh": lambda: lpr.refresh(x)}, rounds=5
+        {"forward": lambda: forward(model, x), "refresh": lambda: lpr.refresh(x)}, rounds=3
     )
     against = interleaved(
-        {"refresh": lambda: lpr.refresh(few), "naive": lambda: naive.refresh(few)}, rounds=2
+        {"refresh": lambda: lpr.refresh(few), "naive": lambda: naive.refresh(few)}, rounds=1
     )
     return [
         Claim(f"exact refresh / forward, n = {N}", times.ratio("refresh", "forward"), target=3.0),

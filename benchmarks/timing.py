@@ -79,12 +79,14 @@ class Times:
         return statistics.median(a / b for a, b in pairs)
 
 
-def interleaved(functions: Mapping[str, Callable[[], object]], rounds: int) -> Times:
-    """Call every function once a round, after one round that is not counted."""
+def interleaved(
+    functions: Mapping[str, Callable[[], object]], rounds: int, *, warm: bool = True
+) -> Times:
+    """Call every function once a round, after one round that is not counted if ``warm``."""
     torch.set_num_threads(SETTINGS.threads)
     rounds = max(1, round(rounds * SETTINGS.rounds))
     seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for counted in range(rounds + 1):
+    for counted in range(0 if warm else 1, rounds + 1):
         for name, function in functions.items():
             start = SETTINGS.clock()
             function()
