@@ -335,8 +335,8 @@ def make(planned: Sequence[Any], jobs: int) -> None:
     with stop_on_signals() as stop, StudyDisplay(console, len(planned)) as display:
         outcomes = engine.make(planned, stop, display.on_progress, display.on_outcome)
     failed = [o for o in outcomes if o.status == "failed"]
-    if stop:
-        done = sum(o.status == "complete" for o in outcomes)
+    done = sum(o.status == "complete" for o in outcomes)
+    if stop and done < len(planned):
         console.print(f"Interrupted: {done} of {len(planned)} runs complete, the others saved.")
         console.print("The same command again goes on where this one stopped.")
         raise typer.Exit(stop.exit_code)
