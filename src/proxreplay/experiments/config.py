@@ -38,8 +38,10 @@ class LPRSettings:
     beta: float = 1.0
     tolerance: float = 0.0  # on the eigenvalues of Lambda; 0 is exact
     rolling: float = 0.0  # how much of earlier statistics stays at a refresh; 0 is none
+    reference: str = "paper"  # authors: BatchNorm's statistic as in the released code
 
     def __post_init__(self) -> None:
+        _one_of(("paper", "authors"), **{"lpr.reference": self.reference})
         _at_least(0, **{"lpr.omega_0": self.omega_0, "lpr.beta": self.beta})
         for name, value, limit in (
             ("tolerance", self.tolerance, 0.5),

@@ -101,6 +101,7 @@ LPR_KEYS = (
     "lpr.beta",
     "lpr.tolerance",
     "lpr.rolling",
+    "lpr.reference",
     "refresh.every",
     "refresh.samples",
 )
@@ -108,7 +109,14 @@ LPR_KEYS = (
 
 def _lpr(build: RuleInputs) -> Rule:
     own = build.config.lpr
-    return LPR(build.model, own.omega_0, own.beta, tolerance=own.tolerance, rolling=own.rolling)
+    return LPR(
+        build.model,
+        own.omega_0,
+        own.beta,
+        reference=cast(Literal["paper", "authors"], own.reference),
+        tolerance=own.tolerance,
+        rolling=own.rolling,
+    )
 
 
 def _with_lpr(base: Method) -> Method:
