@@ -1,5 +1,6 @@
 import pytest
 
+from proxreplay.data.scenarios import ClassIncremental
 from proxreplay.errors import InputError
 from proxreplay.experiments.benchmarks import BENCHMARKS, find_benchmark
 from proxreplay.experiments.methods import METHODS, build_stream, configure, declared, find_method
@@ -72,12 +73,21 @@ def test_a_limit_shortens_every_task() -> None:
     [
         ({"stream.data": "x"}, "goes with the benchmark 'custom'"),
         ({"stream.scenario": "chaos"}, "stream.scenario=chaos"),
+        ({"stream.image_size": 64}, "'split-digits' fixes both"),
+        ({"stream.augment": False}, "'split-digits' fixes both"),
     ],
-    ids=["data of one's own", "unknown scenario"],
+    ids=["data of one's own", "unknown scenario", "image size", "augmentation"],
 )
 def test_streams_that_make_no_sense_are_refused(values: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         declared(configure("split-digits", "er", values))
+
+
+def test_domains_are_not_split_into_tasks() -> None:
+    with pytest.raises(InputError, match="the tasks of domain-pacs are its domains"):
+        declared(configure("domain-pacs", "er", {"stream.tasks": 3}))
+    chosen = configure("domain-pacs", "er", {"stream.tasks": 7, "stream.scenario": "class"})
+    assert declared(chosen).scenario == ClassIncremental(7)
 
 
 def test_custom_needs_data() -> None:

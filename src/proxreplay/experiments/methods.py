@@ -342,6 +342,11 @@ def declared(config: RunConfig) -> Benchmark:
                 f"stream.data={chosen.data} goes with the benchmark '{CUSTOM}', not with "
                 f"'{config.benchmark}'."
             )
+        if chosen.image_size is not None or not chosen.augment:
+            raise InputError(
+                f"stream.image_size and stream.augment go with the benchmark '{CUSTOM}'; "
+                f"'{config.benchmark}' fixes both."
+            )
         benchmark = find_benchmark(config.benchmark)
     elif chosen.data is None:
         raise InputError("custom: which data? Give --data with a folder, a zip or an .npz file.")
@@ -374,6 +379,11 @@ def _scenario(config: RunConfig, own: Scenario | None) -> Scenario | None:
         return own if isinstance(own, DomainIncremental) else DomainIncremental()
     if chosen.tasks is not None and isinstance(own, ClassIncremental):
         return ClassIncremental(chosen.tasks)
+    if chosen.tasks is not None and own is not None:
+        raise InputError(
+            f"stream.tasks={chosen.tasks}: the tasks of {config.benchmark} are its domains; leave "
+            "it out, or choose stream.scenario=class."
+        )
     return own
 
 
