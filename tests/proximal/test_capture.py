@@ -8,6 +8,7 @@ from torch import nn
 
 from proxreplay import LPR
 from proxreplay.errors import InputError, RefreshError
+from proxreplay.proximal.capture import as_batches
 from tests.reference import assert_same_state, random, shake_
 
 
@@ -324,3 +325,20 @@ def test_data_parallel_models_have_plain_names_and_the_same_gradients():
         assert lpr.layers.keys() == {"0", "2"}
         gradients.append([p.grad for p in one.parameters()])
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize(
+    ("shape", "batches"),
+    [
+        ((500, 3, 32, 32), [200, 200, 100]),
+        ((50, 3, 224, 224), [20, 20, 10]),
+        ((100, 3, 64, 64), [85, 15]),
+        ((300, 4), [200, 100]),
+        ((0, 4), [0]),
+    ],
+    ids=["cifar", "photos", "between", "features", "nothing"],
+)
+def test_large_inputs_are_taken_fewer_at_a_time(shape: tuple[int, ...], batches: list[int]) -> None:
+    inputs = torch.empty(shape, device="meta")
+    assert [len(batch) for batch in as_batches(inputs, None, 0)] == batches
+    assert [len(b) for b in as_batches(inputs[:9], 4, 0)] == ([4, 4, 1] if shape[0] else [0])

@@ -6,7 +6,7 @@ over many calls. Statistics are float32 at least, whatever the precision of the 
 """
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Protocol, Self
 
@@ -19,8 +19,9 @@ from proxreplay.proximal.gram_axis import Axis
 from proxreplay.proximal.gram_correlate import correlate_by_shifts, correlate_by_spectrum
 from proxreplay.proximal.gram_cost import WIDE, Path, Work, cheapest
 from proxreplay.proximal.gram_lags import LagPlan, assemble, lag_cells, spread
+from proxreplay.proximal.scratch import scratch
 
-COLUMNS_AT_ONCE = 1 << 18  # elements; so few stay in a cache while they are shifted and squared
+COLUMNS_AT_ONCE = 1 << 20  # elements; so few stay in a cache while they are shifted and squared
 PATCHES_AT_ONCE = 1 << 24  # elements; more examples than that are unfolded one part after another
 
 
@@ -128,33 +129,51 @@ class ColumnRows:
 
     def dense(self) -> Tensor:
         """``Z`` itself, ``[groups, rows, 1]``."""
-        Z = self._shifted(self.x).transpose(0, 1).reshape(self.shape)
+        Z = _widened(self.x).transpose(0, 1).reshape(self.shape)
+        if self.shift is not None:
+            Z = Z - self.shift[:, None, None]
         return Z if self.scale is None else Z * self.scale[:, None, None]
 
     def gram(self) -> Tensor:
         """``Z'Z``, ``[groups, 1, 1]``."""
-        total = self._sum(squared=True)
-        return (total if self.scale is None else total * self.scale**2)[:, None, None]
+        _, squares = self._sums
+        return (squares if self.scale is None else squares * self.scale**2)[:, None, None]
 
     def total(self) -> Tensor:
         """``Z'1``, ``[groups, 1]``."""
-        total = self._sum(squared=False)
+        total, _ = self._sums
         return (total if self.scale is None else total * self.scale)[:, None]
 
-    def _shifted(self, x: Tensor) -> Tensor:
-        if self.shift is None:
-            return _widened(x)
-        return _widened(x) - self.shift.view(-1, *(1 for _ in x.shape[2:]))
+    @cached_property
+    def _sums(self) -> tuple[Tensor, Tensor]:
+        """The sums of ``x - shift`` and of its square over all rows, ``[groups]`` each.
 
-    def _sum(self, *, squared: bool) -> Tensor:
-        """The sum of ``x - shift`` or of its square over all rows, ``[groups]``."""
-        groups, rows, _ = self.shape
-        step = max(1, COLUMNS_AT_ONCE * len(self.x) // max(1, groups * rows))
-        sums = []
-        for x in self.x.split(step):
-            z = self._shifted(x)
-            sums.append(_sum_over_examples(z * z if squared else z))
-        return torch.stack(sums).sum(dim=0).reshape(groups, -1).sum(dim=1)
+        Everything is done on long contiguous rows, an example each, as the memory lies: sums are
+        products with ones. The shift comes first; correcting a sum of squares for it afterwards
+        would lose precision.
+        """
+        n, groups = self.x.shape[:2]
+        last = self.x.movedim(1, -1)
+        channels_last = last.is_contiguous()
+        M = (last if channels_last else self.x).reshape(n, -1)
+        shift = None
+        if self.shift is not None:
+            places = M.shape[1] // max(1, groups)
+            repeat = Tensor.repeat if channels_last else Tensor.repeat_interleave
+            shift = repeat(_widened(self.shift), places)
+        step = max(1, COLUMNS_AT_ONCE // max(1, M.shape[1]))
+        totals, squares = [], []
+        for part in M.split(step):
+            z = _widened(part)
+            ones = z.new_ones(1, len(z))
+            if shift is not None:
+                z = torch.sub(z, shift, out=scratch("shifted", z.shape, z))
+            totals.append(ones @ z)
+            squares.append(ones @ torch.mul(z, z, out=scratch("squared", z.shape, z)))
+        sums = torch.stack([torch.cat(totals), torch.cat(squares)]).sum(dim=1)
+        by_group = sums.view(2, -1, groups) if channels_last else sums.view(2, groups, -1)
+        total, square = by_group.sum(dim=1 if channels_last else 2)
+        return total, square
 
 
 @dataclass(frozen=True)
@@ -231,7 +250,7 @@ class PatchRows:
         """``Z'Z`` by a way of one's own choice."""
         return self._unfolded() if path == "patches" else assemble(self.plan, self.cells(path))
 
-    def cells(self, path: Path) -> Tensor:
+    def cells(self, path: Path) -> list[Tensor]:
         """The sums of which `assemble` makes the Gram matrix."""
         plan, x = self.plan, _widened(self.x)
         if path == "spectrum":
@@ -271,7 +290,7 @@ class GramSum:
         self._energy: Tensor | None = None
         self._gram: Tensor | None = None
         self._total: Tensor | None = None
-        self._cells: dict[LagPlan, Tensor] = {}
+        self._cells: dict[LagPlan, list[Tensor]] = {}
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -305,11 +324,12 @@ class GramSum:
     def _add_gram(self, rows: Rows) -> None:
         if isinstance(rows, PatchRows) and rows.path != "patches":
             more = rows.cells(rows.path)
-            self._cells[rows.plan] = self._plus(self._cells.get(rows.plan), more)
-            squares = more[:, 0]  # the cell of lag 0, at all places
+            before = self._cells.get(rows.plan, [None] * len(more))
+            self._cells[rows.plan] = [self._plus(*two) for two in zip(before, more, strict=True)]
+            squares = more[0][:, 0]  # the cell of lag 0, at all places
         else:
-            squares = more = rows.gram()
-            self._gram = self._plus(self._gram, more)
+            squares = rows.gram()
+            self._gram = self._plus(self._gram, squares)
         self._energy = squares.diagonal(dim1=1, dim2=2).sum()
 
     @property
@@ -332,7 +352,10 @@ class GramSum:
         Convolutions are put together in the precision of their rows, which is twice as fast and
         adds no error to speak of to that of the products.
         """
-        grams = [assemble(plan, cells.to(self.rows_dtype)) for plan, cells in self._cells.items()]
+        grams = [
+            assemble(plan, [part.to(self.rows_dtype) for part in cells])
+            for plan, cells in self._cells.items()
+        ]
         if self._gram is not None:
             grams.append(self._gram)
         if not grams:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from proxreplay.proximal.gram_axis import Lags
+from proxreplay.proximal.scratch import scratch
 
-CHUNK = 1 << 19  # elements of a spectrum at a time: a cache holds them, and memory stays small
+CHUNK = 1 << 20  # elements of a spectrum at a time: a cache holds them, and memory stays small
 
 
 def correlate_by_shifts(X: Tensor, lags: Sequence[Lags]) -> Tensor:
@@ -48,11 +49,13 @@ def correlate_by_spectrum(X: Tensor, lags: Sequence[Lags]) -> Tensor:
 
         R[lag] = mean_f  cos(f.lag) Re S(f) - sin(f.lag) Im S(f).
 
-    ``Re S`` is symmetric and ``Im S`` is not, so one real product has both:
-    ``[a; b]' [a + b; b - a] = Re S + Im S``.
+    ``Re S`` is symmetric and ``Im S`` antisymmetric, so one real sum ``T`` has both:
+    ``T = a'(a + b) + b'(b - a) = Re S + Im S`` and ``T' = Re S - Im S``. Twice the above is then
+    the mean of ``(cos - sin) T + ((cos + sin) T)'``.
 
-    Transforms are products with a matrix: maps are small, so that a fast transform would gain
-    little and lose the layout in which every frequency is one contiguous ``[rows, channels]``.
+    Transforms are products with a matrix, from the last dimension to the first: maps are small, so
+    that a fast transform would gain little and lose the layout in which every frequency is one
+    contiguous ``[rows, channels]``. The last of them is one product for all other frequencies.
 
     Args:
         X: ``[groups, *lengths, rows, channels]``.
@@ -65,18 +68,35 @@ def correlate_by_spectrum(X: Tensor, lags: Sequence[Lags]) -> Tensor:
     longest = [max(abs(lag[i]) for lag in lags) for i in range(len(lengths))]
     periods = tuple(length + lag for length, lag in zip(lengths, longest, strict=True))
     first, *others = (
-        _fourier(length, period, i == 0, X.dtype, X.device)
-        for i, (length, period) in enumerate(zip(lengths, periods, strict=True))
+        _fourier(length, period, last, X.dtype, X.device)
+        for length, period, last in zip(lengths, periods, _lasts(len(lengths)), strict=True)
     )
-    Y = (first @ X.view(groups, lengths[0], -1)).view(groups, len(first) // 2, 2, -1)
+    Y, frequencies = X, 1
+    for D in reversed(others):
+        Y, frequencies = _transformed(D, Y, frequencies, rows * channels)
+    Y = Y.view(groups, first.shape[1], frequencies, rows * channels)
     weights = _lag_weights(tuple(lags), periods, X.dtype, X.device)
-    weights = weights.view(len(weights), -1, prod(periods[1:]))
+    weights = weights.view(len(weights), len(first) // 2, frequencies)
     sums = X.new_zeros(groups, len(weights), channels * channels)
-    for some, span in _chunks(groups, Y.shape[1], 2 * prod(periods[1:]) * rows * channels):
-        S = _cross_spectrum(Y[some, span].flatten(0, 1), others, rows)
-        sums[some] += weights[:, span].flatten(1) @ S.view(len(sums[some]), -1, channels**2)
-    even, odd = sums.view(groups, 2, len(lags), channels, channels).unbind(1)
-    return even + even.mT - odd + odd.mT
+    for some, span in _chunks(groups, frequencies, len(first) * rows * channels):
+        S = _cross_spectrum(first, Y[some, :, span], rows)
+        some_weights = weights[:, :, span].flatten(1)
+        sums[some] += some_weights @ S.view(len(sums[some]), -1, channels**2)
+    there, back = sums.view(groups, 2, len(lags), channels, channels).unbind(1)
+    return there + back.mT
+
+
+def _lasts(dims: int) -> list[bool]:
+    """Which dimension is transformed first, as real numbers: the last."""
+    return [i == dims - 1 for i in range(dims)]
+
+
+def _transformed(D: Tensor, Y: Tensor, frequencies: int, each: int) -> tuple[Tensor, int]:
+    """One dimension transformed, ``[(batch), (re|im, f), (frequencies so far, each)]``."""
+    before = Y.view(-1, D.shape[1], frequencies * each)
+    after = scratch(f"transform to {frequencies}", (len(before), len(D), before.shape[2]), Y)
+    torch.matmul(D, before, out=after)
+    return after, frequencies * (len(D) // 2)
 
 
 def _chunks(groups: int, frequencies: int, elements: int) -> Iterator[tuple[slice, slice]]:
@@ -88,33 +108,36 @@ def _chunks(groups: int, frequencies: int, elements: int) -> Iterator[tuple[slic
             yield slice(group, group + some), slice(start, start + span)
 
 
-def _cross_spectrum(Y: Tensor, transforms: Sequence[Tensor], rows: int) -> Tensor:
-    """``Re S + Im S`` at some frequencies of the first dimension and all of the others.
+def _cross_spectrum(D: Tensor, Y: Tensor, rows: int) -> Tensor:
+    """``Re S + Im S`` at all frequencies of the first dimension and some of the others.
 
     Args:
-        Y: transformed in its first dimension only, ``[f, re|im, (*lengths, rows, channels)]``.
-        transforms: the matrices of the other dimensions.
+        D: the matrix of the first dimension, which is transformed last.
+        Y: transformed in the others, ``[groups, (length, re|im), f, (rows, channels)]``.
         rows: number of rows.
 
     Returns:
-        ``[(f, *others), channels, channels]``.
+        ``[groups * (f of the first, f), channels, channels]``.
     """
-    batch = len(Y)
-    for D in transforms:
-        Y = D @ Y.view(batch, D.shape[1], -1)
-        batch *= len(D) // 2
-    Y = Y.view(batch, 2, rows, -1)
-    turned = torch.empty_like(Y)
-    torch.add(Y[:, 0], Y[:, 1], out=turned[:, 0])
-    torch.sub(Y[:, 1], Y[:, 0], out=turned[:, 1])
-    return Y.flatten(1, 2).mT @ turned.flatten(1, 2)
+    groups, _, some, each = Y.shape
+    spectrum = scratch("spectrum", (groups, len(D), some * each), Y)
+    if groups == 1:  # on several threads much faster than a batch of one
+        torch.mm(D, Y[0].flatten(1), out=spectrum[0])
+    else:
+        torch.matmul(D, Y.flatten(2), out=spectrum)
+    ab = spectrum.view(groups, 2, len(D) // 2 * some, rows, -1)
+    turned = scratch("turned", ab.shape, ab)
+    torch.add(ab[:, 0], ab[:, 1], out=turned[:, 0])
+    torch.sub(ab[:, 1], ab[:, 0], out=turned[:, 1])
+    S = ab[:, 0].mT @ turned[:, 0]
+    return S.flatten(0, 1).baddbmm_(ab[:, 1].mT.flatten(0, 1), turned[:, 1].flatten(0, 1))
 
 
 @lru_cache(maxsize=256)
 def _fourier(
     length: int, period: int, real: bool, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The matrix of the transform: ``[(f, re|im), length]`` or ``[(f, re|im), (re|im, length)]``.
+    """The matrix of the transform: ``[(re|im, f), length]`` or ``[(re|im, f), (length, re|im)]``.
 
     Args:
         length: of the signal.
@@ -127,9 +150,9 @@ def _fourier(
     angle = torch.outer(torch.arange(frequencies), torch.arange(length)) % period
     angle = angle.double() * (2 * pi / period)
     cosine, sine = angle.cos(), angle.sin()
-    D = torch.stack([cosine, -sine], dim=1)
+    D = torch.stack([cosine, -sine])
     if not real:
-        D = torch.stack([D, torch.stack([sine, cosine], dim=1)], dim=2)
+        D = torch.stack([D, torch.stack([sine, cosine])], dim=3)
     return D.reshape(2 * frequencies, -1).to(device, dtype)
 
 
@@ -137,15 +160,16 @@ def _fourier(
 def _lag_weights(
     lags: tuple[Lags, ...], periods: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Half the mean over frequencies of cos and sin of ``f.lag``, ``[(cos|sin, lags), f]``."""
+    """Half the mean over frequencies as weights, ``[(cos - sin | cos + sin, lags), f]``."""
     angle = torch.zeros(len(lags), 1, dtype=torch.double)
-    for i, period in enumerate(periods):
-        frequencies = torch.arange(period // 2 + 1 if i == 0 else period)
+    for i, (period, last) in enumerate(zip(periods, _lasts(len(periods)), strict=True)):
+        frequencies = torch.arange(period // 2 + 1 if last else period)
         steps = torch.tensor([lag[i] for lag in lags])
         here = (torch.outer(steps, frequencies) % period).double() * (2 * pi / period)
         angle = (angle[:, :, None] + here[:, None, :]).flatten(1)
-    first = torch.arange(periods[0] // 2 + 1)
-    once = (first == 0) | (2 * first == periods[0])
+    half = torch.arange(periods[-1] // 2 + 1)
+    once = (half == 0) | (2 * half == periods[-1])
     weight = torch.where(once, 0.5, 1.0).double() / prod(periods)
-    weight = weight.repeat_interleave(prod(periods[1:]))
-    return (torch.cat([angle.cos(), angle.sin()]) * weight).to(device, dtype)
+    weight = weight.repeat(prod(periods[:-1]))
+    cosine, sine = angle.cos(), angle.sin()
+    return (torch.cat([cosine - sine, cosine + sine]) * weight).to(device, dtype)

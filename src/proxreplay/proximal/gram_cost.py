@@ -142,7 +142,7 @@ def _shared(work: Work, places: float, prices: Prices) -> float:
         slabs = prod(len(plan.axes[i].slabs) for i in edge)
         rest = [i for i in plan.moving if i not in edge]
         inner = prod(plan.axes[i].length for i in rest) * rows
-        total += 2 * slabs * (work.groups * inner * part * prices.move + prices.call)
+        total += 2 * slabs * (work.groups * inner * part * prices.move + 3 * prices.call)
         lags = len(plan.half(rest))
         total += lags * prices.product(work.groups * slabs, inner, part, part)
     d = work.channels * prod(axis.kernel for axis in plan.axes)

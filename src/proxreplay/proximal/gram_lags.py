@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from proxreplay.proximal.gram_axis import Axis, Lags, Slab
+from proxreplay.proximal.scratch import scratch
 
 Correlate = Callable[[Tensor, Sequence[Lags]], Tensor]
 
@@ -119,7 +120,9 @@ def spread(plan: LagPlan, x: Tensor, groups: int, margins: Sequence[int]) -> Ten
     spans = [length for axis in plan.axes for _, length in axis.spans]
     full = not any(margins) and spans == [a.length for a in plan.axes for _ in a.spans]
     shape = (groups, *lengths[:moving], n, *lengths[moving:], *plan.phases, channels)
-    out = x.new_empty(shape) if full else x.new_zeros(shape)
+    out = scratch("spread", shape, x)
+    if not full:
+        out.zero_()
     for phases in product(*(range(count) for count in plan.phases)):
         of, to = [], []
         for i in order:
@@ -134,26 +137,25 @@ def spread(plan: LagPlan, x: Tensor, groups: int, margins: Sequence[int]) -> Ten
     return out.view(groups, *lengths[:moving], rows, width)
 
 
-def lag_cells(plan: LagPlan, X: Tensor, correlate: Correlate) -> Tensor:
-    """All cells, ``[groups, cells, channels, channels]``.
+def lag_cells(plan: LagPlan, X: Tensor, correlate: Correlate) -> list[Tensor]:
+    """All cells, in parts of ``[groups, cells, channels, channels]``: all places, then each edge.
 
     Args:
         plan: the geometry.
         X: ``[groups, *lengths, rows, channels]`` from `spread`.
         correlate: computes the cells that are over all places in every dimension.
     """
-    tables = [correlate(X, plan.half(plan.moving))]
-    tables += [_edge_cells(plan, X, edge) for edge in plan.edges]
-    return torch.cat(tables, dim=1)
+    parts = [correlate(X, plan.half(plan.moving))]
+    return parts + [_edge_cells(plan, X, edge) for edge in plan.edges]
 
 
-def assemble(plan: LagPlan, cells: Tensor) -> Tensor:
-    """The Gram matrix ``[groups, d, d]`` from (a sum of) cells, columns as in the weight."""
-    groups, _, channels, _ = cells.shape
+def assemble(plan: LagPlan, cells: Sequence[Tensor]) -> Tensor:
+    """The Gram matrix ``[groups, d, d]`` from (sums of) cells, columns as in the weight."""
+    groups, _, channels, _ = cells[0].shape
     dims = len(plan.axes)
     c = channels // prod(plan.phases)
-    both = torch.cat([cells, cells.mT], dim=1)
-    G = both.index_select(1, plan.table.to(cells.device))
+    both = torch.cat([*cells, *(part.mT for part in cells)], dim=1)
+    G = both.index_select(1, plan.table.to(both.device))
     atoms = [len(axis.atoms) for axis in plan.axes]
     G = G.view(groups, *atoms, *plan.phases, c, *plan.phases, c)
     order = chain.from_iterable((1 + i, 1 + dims + i, 2 + 2 * dims + i) for i in range(dims))
@@ -171,10 +173,10 @@ def assemble(plan: LagPlan, cells: Tensor) -> Tensor:
 def _edge_cells(plan: LagPlan, X: Tensor, edge: tuple[int, ...]) -> Tensor:
     """The cells at the slabs of some dimensions and the lags of the others."""
     slabs = list(product(*(plan.axes[i].slabs for i in edge)))
-    A, B = (
-        torch.stack([_at(plan, X, edge, [s[side] for s in slab]) for slab in slabs], dim=1)
-        for side in (0, 1)
-    )
+    near_places, far_places = ([[s[side] for s in slab] for slab in slabs] for side in (0, 1))
+    A = B = _stacked(plan, X, edge, near_places)
+    if far_places != near_places:
+        B = _stacked(plan, X, edge, far_places)
     rest = plan.rest(edge)
     tables = []
     for lags in plan.half(rest):
@@ -187,6 +189,13 @@ def _edge_cells(plan: LagPlan, X: Tensor, edge: tuple[int, ...]) -> Tensor:
         a, b = A[(_ALL, _ALL, *near)].flatten(2, -2), B[(_ALL, _ALL, *far)].flatten(2, -2)
         tables.append(a.mT @ b)
     return _among_all_phases(plan, torch.cat(tables, dim=1), edge)
+
+
+def _stacked(
+    plan: LagPlan, X: Tensor, edge: tuple[int, ...], places: Sequence[Sequence[int]]
+) -> Tensor:
+    """``X`` at several places, ``[groups, places, *rest, rows, channels]``."""
+    return torch.stack([_at(plan, X, edge, here) for here in places], dim=1)
 
 
 def _at(plan: LagPlan, X: Tensor, edge: tuple[int, ...], places: Sequence[int]) -> Tensor:

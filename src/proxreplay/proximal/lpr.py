@@ -49,7 +49,8 @@ class LPR(GramRule):
         omega_0: strength; 0 leaves every gradient as it is.
         beta: how much layers with many positions are spared: their strength is divided by
             ``positions ** beta``.
-        batch_size: examples a forward pass when `refresh` is given one tensor.
+        batch_size: examples a forward pass when `refresh` is given one tensor; None for 20 to 200,
+            depending on their size.
         include: names (a module and everything in it) or types to treat; None for all.
         exclude: names or types to leave alone.
         overrides: another `Strength` for some layers, by name or type; the longest name that fits
@@ -86,7 +87,7 @@ class LPR(GramRule):
         omega_0: float = 1.0,
         beta: float = 1.0,
         *,
-        batch_size: int = 100,
+        batch_size: int | None = None,
         include: Collection[Selector] | None = None,
         exclude: Collection[Selector] = (),
         overrides: Overrides | None = None,

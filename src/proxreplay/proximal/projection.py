@@ -116,7 +116,8 @@ class GPM(GramRule):
         norms: "plain" lets the scales and shifts of normalisation layers follow the plain gradient
             and names them in `untreated`; "freeze" stops them from the first refresh on, as the GPM
             authors do; "treat" projects them as any other layer.
-        batch_size: examples a forward pass when `refresh` is given one tensor.
+        batch_size: examples a forward pass when `refresh` is given one tensor; None for 20 to 200,
+            depending on their size.
         include: names (a module and everything in it) or types to treat; None for all.
         exclude: names or types to leave alone.
         max_dim: linear maps with more columns are left alone and named in `untreated`.
@@ -138,7 +139,7 @@ class GPM(GramRule):
         energy_growth: float = 0.0,
         accumulate: bool = False,
         norms: Norms = "plain",
-        batch_size: int = 100,
+        batch_size: int | None = None,
         include: Collection[Selector] | None = None,
         exclude: Collection[Selector] = (),
         max_dim: int = 8192,
@@ -244,7 +245,8 @@ class SGP(GPM):
         energy_growth: as for `GPM`, as are the others.
         accumulate: importances add up, and stay at most 1.
         norms: "plain", "freeze" or "treat".
-        batch_size: examples a forward pass when `refresh` is given one tensor.
+        batch_size: examples a forward pass when `refresh` is given one tensor; None for 20 to 200,
+            depending on their size.
         include: names (a module and everything in it) or types to treat; None for all.
         exclude: names or types to leave alone.
         max_dim: linear maps with more columns are left alone and named in `untreated`.
@@ -259,7 +261,7 @@ class SGP(GPM):
         energy_growth: float = 0.0,
         accumulate: bool = False,
         norms: Norms = "plain",
-        batch_size: int = 100,
+        batch_size: int | None = None,
         include: Collection[Selector] | None = None,
         exclude: Collection[Selector] = (),
         max_dim: int = 8192,

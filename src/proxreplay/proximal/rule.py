@@ -295,7 +295,8 @@ class GramRule(LayerwiseRule):
 
     Args:
         model: any module, also compiled or wrapped for data parallelism.
-        batch_size: examples a forward pass when `refresh` is given one tensor.
+        batch_size: examples a forward pass when `refresh` is given one tensor; None for 20 to 200,
+            depending on their size.
         include: names (a module and everything in it) or types to treat; None for all.
         exclude: names or types to leave alone.
         max_dim: linear maps with more columns are left alone and named in `untreated`.
@@ -308,12 +309,12 @@ class GramRule(LayerwiseRule):
         self,
         model: nn.Module,
         *,
-        batch_size: int = 100,
+        batch_size: int | None = None,
         include: Collection[Selector] | None = None,
         exclude: Collection[Selector] = (),
         max_dim: int = 8192,
     ) -> None:
-        check_counts(type(self).__name__, batch_size=batch_size)
+        check_counts(type(self).__name__, batch_size=1 if batch_size is None else batch_size)
         super().__init__(model, include=include, exclude=exclude, max_dim=max_dim)
         self.batch_size = batch_size
 

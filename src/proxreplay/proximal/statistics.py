@@ -16,6 +16,7 @@ from proxreplay.errors import RefreshError
 from proxreplay.proximal.capture import Call, visit
 from proxreplay.proximal.gram import GramSum, PatchRows, Rows, SharedRows, gram_with_bias
 from proxreplay.proximal.registry import RowsFunction
+from proxreplay.proximal.scratch import reusing
 from proxreplay.proximal.sites import Site
 from proxreplay.proximal.sketch import Sketch, dense_pieces
 
@@ -215,7 +216,8 @@ def collect(
         batch_dim: the dimension of the examples in a batch.
         instead: rows functions to use for these types, in place of the registered ones.
     """
-    samples = visit(model, sites, batches, collector.add, batch_dim=batch_dim, instead=instead)
+    with reusing():
+        samples = visit(model, sites, batches, collector.add, batch_dim=batch_dim, instead=instead)
     statistics = collector.finish(samples)
     silent = sites.keys() - statistics.keys() - collector.skipped.keys()
     missing = dict.fromkeys(sorted(silent), "not called in the forward pass of the last refresh.")
