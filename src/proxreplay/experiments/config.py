@@ -158,6 +158,7 @@ class RunConfig:
     test: bool = True  # whether the test examples are looked at, at the end
     threads: int = 1  # the same number gives the same bits, whatever else is running
     device: str = "cpu"
+    compile: bool = False  # the training step by torch.compile, whose last bits are others
     network: str | None = None  # import path of a network; None for the benchmark's own
     stream: StreamSettings = field(default_factory=StreamSettings)
     loss: LossSettings = field(default_factory=LossSettings)

@@ -432,5 +432,6 @@ def build_learner(
         refresh_every=config.refresh.every,
         refresh_samples=config.refresh.samples,
         transform=benchmark.transform,
+        compile=config.compile,
         seed=config.seed,
     )

@@ -20,6 +20,7 @@ from proxreplay.models.heads import GrowingHead, replace_in_optimizer_
 from proxreplay.models.recipes import build_again, recipe_of
 from proxreplay.proximal.capture import untouched
 from proxreplay.replay.averaging import EMA, frozen_copy
+from proxreplay.replay.compiling import as_written, compile_
 from proxreplay.replay.description import (
     check_same,
     describe,
@@ -96,6 +97,8 @@ class Learner:
         device: where the model goes; None for where it is.
         channels_last: keep 4-d inputs and convolutions in NHWC order, which is faster; left off by
             itself for the few networks with which torch cannot do that safely.
+        compile: let ``torch.compile`` take over all parts of the model that have no growing head,
+            for the steps alone; the first ones then take minutes.
         seed: of everything random inside: replay, augmentation, refresh, new rows of the head.
 
     >>> from proxreplay import LPR
@@ -125,6 +128,7 @@ class Learner:
         transform: Transform | None = None,
         device: torch.device | str | None = None,
         channels_last: bool = True,
+        compile: bool = False,
         seed: int = 0,
     ) -> None:
         _check_counts(
@@ -152,6 +156,8 @@ class Learner:
         self.batches_seen = 0  # learned or only remembered
         self.batches_learned = 0
         self._place(device)
+        if compile:
+            compile_(model, self._device)
         self.optimizer = (
             torch.optim.SGD(model.parameters(), lr=lr)
             if optimizer is None
@@ -271,7 +277,7 @@ class Learner:
         """
         inputs = self._check_inputs(x)
         model = self.model if online or self.averaging is None else self.averaging.model
-        with evaluating(model):
+        with evaluating(model), as_written():
             return torch.cat([model(self._see(part)) for part in inputs.split(batch_size)])
 
     def predict_proba(self, x: Any, *, online: bool = False) -> Tensor:
@@ -353,6 +359,7 @@ class Learner:
         optimizer: OptimizerFactory | None = None,
         transform: Transform | None = None,
         device: torch.device | str | None = None,
+        compile: bool = False,
     ) -> Self:
         """Read a learner that goes on exactly where it was saved.
 
@@ -369,6 +376,7 @@ class Learner:
             optimizer: from parameters to an optimizer, if it was not plain SGD.
             transform: only for a transform of your own.
             device: where the model goes; None for where it is.
+            compile: as when it was made; this is not saved.
         """
         state = load_state(Path(path))
         own = state["learner"]
@@ -388,6 +396,7 @@ class Learner:
             optimizer=optimizer,
             transform=rebuild("transform", own["parts"]["transform"], transform),
             device=device,
+            compile=compile,
             **own["options"],
         )
         learner.load_state_dict(state)
@@ -486,7 +495,9 @@ class Learner:
         if not self._needs.stored_logits:
             return incoming
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        return incoming.with_extras(logits=functional_call(self.model, buffers, (view.inputs,)))
+        with as_written():
+            logits = functional_call(self.model, buffers, (view.inputs,))
+        return incoming.with_extras(logits=logits)
 
     def _remember(self, incoming: Batch) -> None:
         self.model.train()
