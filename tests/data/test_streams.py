@@ -40,6 +40,12 @@ def test_batches_are_consecutive_chunks_of_each_task(sizes, batch_size, short_la
     seen = [(b.inputs.squeeze(1).long().tolist(), b.task, b.train) for b in stream]
     assert seen == expected
     assert stream.trained_batches == sum(train for _, _, train in expected)
+    for task in range(len(sizes)):
+        came = [row for chunk, t, _ in expected if t == task for row in chunk]
+        assert stream.arriving(task).rows.tolist() == came
+        last = [p for p, (_, t, _) in enumerate(expected) if t == task][-1:]
+        ends = [p for p in range(len(stream)) if stream.task_at(p) == task and stream.ends_task(p)]
+        assert ends == last
 
 
 def test_positions_count_batches_and_survive_a_restore_exactly():

@@ -40,6 +40,9 @@ def test_every_key_can_be_set_to_what_it_is(key: str) -> None:
         ({"memory": 0}, "memory=0"),
         ({"lpr.omega_0": -1.0}, "lpr.omega_0=-1.0"),
         ({"lr": float("nan")}, "lr=nan"),
+        ({"refresh.every": 0}, "refresh.every=0"),
+        ({"refresh.every": "tasks"}, "refresh.every=tasks; give a number of stream batches, or"),
+        ({"projection.head": "none"}, "projection.head=none; give one of treat, free"),
     ],
     ids=lambda v: str(v) if isinstance(v, dict) else "",
 )

@@ -54,6 +54,12 @@ def test_an_unknown_method_is_refused_with_the_nearest(name: str, near: str) -> 
         find_method(name)
 
 
+@pytest.mark.parametrize("method", ["gpm", "sgp"])
+def test_runs_that_treat_norms_or_the_head_differently_are_told_apart(method: str) -> None:
+    uses = find_method(method).uses
+    assert {"projection.norms", "projection.head", "refresh.every"} <= set(uses)
+
+
 def test_a_limit_shortens_every_task() -> None:
     config = configure("split-digits", "er", {"stream.limit": 25})
     benchmark = declared(config)

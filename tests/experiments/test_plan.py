@@ -27,6 +27,13 @@ def test_the_counts_are_those_of_the_run(tmp_path: Path) -> None:
     assert planned.memory_bytes >= 50 * 64
 
 
+def test_refreshes_at_task_ends_are_counted(tmp_path: Path) -> None:
+    config = configure("split-digits", "sgp", QUICK, {"refresh.every": "task"})
+    run(config, tmp_path)
+    refreshes = [r for r in read_run(tmp_path).records if r["kind"] == "refresh"]
+    assert plan(config).refreshes == len(refreshes) == 5
+
+
 def test_a_plain_run_has_no_refreshes() -> None:
     planned = plan(configure("split-digits", "er", QUICK))
     assert (planned.refreshes, planned.rule_bytes) == (0, 0)

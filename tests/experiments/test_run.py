@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from proxreplay.errors import CheckpointError, InputError, StorageError
 from proxreplay.experiments import run as engine
 from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.interrupt import StopRequest
-from proxreplay.experiments.methods import METHODS, configure
+from proxreplay.experiments.methods import METHODS, build_stream, configure, declared
 from proxreplay.experiments.results import read_run
 from proxreplay.experiments.run import Interrupted, Progress, RunOptions, run
 
@@ -51,6 +52,60 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(method: str, tmp_path: Pa
     run(config, tmp_path / "parts")
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
     assert not (tmp_path / "parts" / "checkpoint").exists()
+
+
+@pytest.mark.parametrize(("method", "head"), [("gpm", "treat"), ("sgp", "free")])
+def test_a_run_with_refreshes_at_task_ends_goes_on_exactly(
+    method: str, head: str, tmp_path: Path
+) -> None:
+    values = {"refresh.every": "task", "refresh.samples": 40, "projection.head": head}
+    config = quick(method, **values)
+    run(config, tmp_path / "whole")
+    refreshes = [r for r in read_run(tmp_path / "whole").records if r["kind"] == "refresh"]
+    assert [(r["task"], r["examples"]) for r in refreshes] == [(t, 40) for t in range(5)]
+    # within a task, right after the end of one, and within the last one
+    for at in (3, refreshes[1]["position"] + 1, refreshes[3]["position"] + 4):
+        interrupted(config, tmp_path / "parts", at, RunOptions(checkpoint_every=10))
+    run(config, tmp_path / "parts")
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+
+
+def test_at_task_ends_the_basis_is_that_of_the_published_algorithm(tmp_path: Path) -> None:
+    """The first layer sees the images whatever the weights are, so its basis is known by SVD."""
+    values = {"refresh.every": "task", "diagnostics.spectrum": True, "projection.energy": 0.95}
+    config = quick("gpm", **values)
+    run(config, tmp_path)
+    (record,) = [r for r in read_run(tmp_path).records if r["kind"] == "spectrum"]
+    closed = record["layers"]["linear1"]["shrunk_by_half"]
+
+    benchmark = declared(config)
+    M = torch.zeros(65, 0).double()
+    for task in build_stream(config, benchmark, benchmark.load(None)).tasks:
+        pixels = (task.train[:].inputs.double().flatten(1) / 16 - 0.305) / 0.376
+        R = torch.cat([pixels, torch.ones(len(pixels), 1).double()], dim=1).T
+        rest = R - M @ M.T @ R
+        U, s, _ = torch.linalg.svd(rest, full_matrices=False)
+        held, total = (R**2).sum() - (rest**2).sum(), (R**2).sum()
+        k = next(k for k in range(66) if held + (s[:k] ** 2).sum() >= 0.95 * total)
+        M = torch.cat([M, U[:, :k]], dim=1)
+    assert closed == M.shape[1]
+    assert 10 < closed < 65
+
+
+@pytest.mark.parametrize("method", ["owm", "aop", "gpm", "sgp"])
+def test_a_free_head_is_not_projected(method: str, tmp_path: Path) -> None:
+    for head in ("treat", "free"):
+        config = quick(method, **{"projection.head": head, "diagnostics.spectrum": True})
+        run(config, tmp_path / head)
+        (spectrum,) = [r for r in read_run(tmp_path / head).records if r["kind"] == "spectrum"]
+        assert ("head" in spectrum["layers"]) == (head == "treat")
+        assert {"linear1", "linear2"} <= set(spectrum["layers"])
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("gpm", "sgp")])
+def test_only_gpm_and_sgp_are_refreshed_at_task_ends(method: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"refresh.every=task: {method} .* only gpm and sgp do"):
+        run(quick(method, **{"refresh.every": "task"}), tmp_path)
 
 
 @pytest.mark.parametrize("method", ["er", "lpr-er", "lpr-ema"])

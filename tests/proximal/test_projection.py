@@ -222,6 +222,22 @@ def test_a_step_leaves_the_network_as_it_was_on_stored_examples():
     assert (model(new) - old_output).abs().max() > 1e-2
 
 
+@pytest.mark.parametrize("free", ["linear1", "linear2", "head"])
+def test_one_layer_left_free_is_enough_to_move_what_was_learned(free):
+    """Why a single head for all classes has to be projected as well."""
+    torch.manual_seed(0)
+    model = mlp(12, 3, hidden=(16, 16))
+    memory, new = torch.randn(8, 12), torch.randn(5, 12)
+    gpm = GPM(model, 1.0, exclude=[free])
+    gpm.refresh(memory)
+    before = model(memory).detach()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    gpm.attach(optimizer)
+    model(new).square().sum().backward()
+    optimizer.step()
+    assert (model(memory) - before).abs().max() > 1e-2
+
+
 def test_made_anew_the_directions_are_those_of_the_last_memory_only():
     layer = nn.Linear(4, 2, bias=False).double()
     gpm = GPM(layer, 1.0)

@@ -137,6 +137,17 @@ class Stream:
             )
         return self._starts[position][0]
 
+    def ends_task(self, position: int) -> bool:
+        """Whether the batch at a position is the last one of its task."""
+        t = self.task_at(position)
+        return position == len(self) - 1 or self.task_at(position + 1) != t
+
+    def arriving(self, t: int) -> Subset:
+        """The examples of a task that arrive: all, but for a short last batch that is dropped."""
+        train = self.tasks[t].train
+        batches = sum(task == t for task, _ in self._starts)
+        return Subset(train.source, train.rows[: batches * self.batch_size])
+
     def fingerprint(self) -> str:
         """A digest of what arrives and in which order; two streams share it only if they agree."""
         digest = hashlib.sha256(f"{self.batch_size}/{self.short_last}".encode())

@@ -60,6 +60,7 @@ class ProjectionSettings:
     energy: float = 0.97  # GPM, SGP: share of the Gram's trace that the basis holds
     scale: float = 10.0  # SGP: how fast importance saturates
     norms: str = "plain"  # what happens to normalisation layers
+    head: str = "treat"  # OWM, AOP, GPM, SGP: free leaves the head to the plain gradient
 
     def __post_init__(self) -> None:
         _at_least(1, **{"projection.samples": self.samples})
@@ -67,17 +68,33 @@ class ProjectionSettings:
         if not 0 < self.energy <= 1:
             raise InputError(f"projection.energy={self.energy}; give more than 0 and at most 1.")
         _one_of(("plain", "treat", "freeze"), **{"projection.norms": self.norms})
+        _one_of(("treat", "free"), **{"projection.head": self.head})
 
 
 @dataclass(frozen=True)
 class RefreshSettings:
-    """When and from how much of the memory a rule is refreshed."""
+    """When and from what a rule is refreshed.
 
-    every: int = 10  # T in the paper, in stream batches
-    samples: int | None = None  # n in the paper; None is the whole memory
+    Every so many stream batches from the memory; or, with ``every="task"`` and for GPM and SGP, at
+    the end of every task from the examples of that task, beside what is closed already.
+    """
+
+    every: int | str = 10  # T in the paper, in stream batches; or "task"
+    samples: int | None = None  # n in the paper; None is the whole memory, or the whole task
 
     def __post_init__(self) -> None:
-        _at_least(1, **{"refresh.every": self.every, "refresh.samples": self.samples})
+        _at_least(1, **{"refresh.samples": self.samples})
+        if isinstance(self.every, int):
+            _at_least(1, **{"refresh.every": self.every})
+        elif self.every != "task":
+            raise InputError(
+                f"refresh.every={self.every}; give a number of stream batches, or task."
+            )
+
+    @property
+    def interval(self) -> int | None:
+        """Stream batches between refreshes; None for the ends of tasks."""
+        return self.every if isinstance(self.every, int) else None
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from proxreplay.experiments.benchmarks import (
 from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.custom import custom
 from proxreplay.models import load_network
+from proxreplay.models.heads import GrowingHead
 from proxreplay.proximal import AGEM, AOP, GPM, LPR, OWM, SGP, AdaptiveAlpha, StreamProgress
 from proxreplay.replay import ClassBalancedMemory, Learner, UnlimitedMemory
 from proxreplay.replay.averaging import EMA
@@ -81,6 +82,7 @@ class Method:
         uses: the configuration keys that matter to it beyond the common ones.
         tuned_like: methods whose settings it takes on a benchmark that has none for it.
         iid: whether it learns from all classes mixed, as the ceiling.
+        task_ends: whether its rule can be refreshed at task ends, from the task's examples.
     """
 
     name: str
@@ -94,6 +96,7 @@ class Method:
     uses: tuple[str, ...] = ()
     tuned_like: tuple[str, ...] = ()
     iid: bool = False
+    task_ends: bool = False
 
 
 LPR_KEYS = (
@@ -105,6 +108,7 @@ LPR_KEYS = (
     "refresh.every",
     "refresh.samples",
 )
+GPM_KEYS = ("projection.norms", "projection.head", "refresh.every", "refresh.samples")
 
 
 def _lpr(build: RuleInputs) -> Rule:
@@ -136,12 +140,41 @@ def _with_lpr(base: Method) -> Method:
 def _aop(build: RuleInputs) -> Rule:
     alpha = build.config.projection.alpha
     schedule = AdaptiveAlpha(StreamProgress(build.steps)) if alpha is None else alpha
-    return AOP(build.model, schedule, norms=_kept_norms(build.config))
+    norms, exclude = _kept_norms(build.config), _left_free(build.config)
+    return AOP(build.model, schedule, norms=norms, exclude=exclude)
 
 
 def _owm(build: RuleInputs) -> Rule:
     alpha = build.config.projection.alpha
-    return OWM(build.model, 1e-3 if alpha is None else alpha, norms=_kept_norms(build.config))
+    norms, exclude = _kept_norms(build.config), _left_free(build.config)
+    return OWM(build.model, 1e-3 if alpha is None else alpha, norms=norms, exclude=exclude)
+
+
+def _gpm(build: RuleInputs) -> Rule:
+    own = build.config.projection
+    return GPM(
+        build.model,
+        own.energy,
+        accumulate=build.config.refresh.interval is None,
+        norms=_norms(build.config),
+        exclude=_left_free(build.config),
+    )
+
+
+def _sgp(build: RuleInputs) -> Rule:
+    own = build.config.projection
+    return SGP(
+        build.model,
+        own.energy,
+        scale=own.scale,
+        accumulate=build.config.refresh.interval is None,
+        norms=_norms(build.config),
+        exclude=_left_free(build.config),
+    )
+
+
+def _left_free(config: RunConfig) -> tuple[type[nn.Module], ...]:
+    return (GrowingHead,) if config.projection.head == "free" else ()
 
 
 def _norms(config: RunConfig) -> Literal["plain", "treat", "freeze"]:
@@ -226,7 +259,7 @@ _BASE = [
         lambda c: Finetune(),
         rule=_aop,
         replay=False,
-        uses=("projection.alpha", "projection.norms"),
+        uses=("projection.alpha", "projection.norms", "projection.head"),
     ),
     Method(
         "owm",
@@ -235,7 +268,7 @@ _BASE = [
         lambda c: Finetune(),
         rule=_owm,
         replay=False,
-        uses=("projection.alpha", "projection.norms"),
+        uses=("projection.alpha", "projection.norms", "projection.head"),
         tuned_like=("aop",),
     ),
     Method(
@@ -243,11 +276,10 @@ _BASE = [
         "GPM",
         "the stream alone, the main directions of remembered inputs closed",
         lambda c: Finetune(),
-        rule=lambda build: GPM(
-            build.model, build.config.projection.energy, norms=_norms(build.config)
-        ),
+        rule=_gpm,
         replay=False,
-        uses=("projection.energy", "projection.norms", "refresh.every", "refresh.samples"),
+        uses=("projection.energy", *GPM_KEYS),
+        task_ends=True,
         tuned_like=("aop",),
     ),
     Method(
@@ -255,14 +287,10 @@ _BASE = [
         "SGP",
         "as GPM, directions closed by their importance",
         lambda c: Finetune(),
-        rule=lambda build: SGP(
-            build.model,
-            build.config.projection.energy,
-            scale=build.config.projection.scale,
-            norms=_norms(build.config),
-        ),
+        rule=_sgp,
         replay=False,
-        uses=("projection.energy", "projection.scale", "refresh.every", "refresh.samples"),
+        uses=("projection.energy", "projection.scale", *GPM_KEYS),
+        task_ends=True,
         tuned_like=("aop",),
     ),
     Method(
@@ -429,9 +457,22 @@ def build_learner(
         lr=config.lr,
         steps_per_batch=config.steps_per_batch,
         replay_batch=config.replay_batch,
-        refresh_every=config.refresh.every,
+        refresh_every=_refresh_every(config, stream),
         refresh_samples=config.refresh.samples,
         transform=benchmark.transform,
         compile=config.compile,
         seed=config.seed,
     )
+
+
+def _refresh_every(config: RunConfig, stream: Stream) -> int:
+    """Stream batches between refreshes from the memory; more than there are, for none."""
+    if config.refresh.interval is not None:
+        return config.refresh.interval
+    if not find_method(config.method).task_ends:
+        able = " and ".join(method.name for method in METHODS.values() if method.task_ends)
+        raise InputError(
+            f"refresh.every=task: {config.method} makes nothing of the ends of tasks; only {able} "
+            "do. Give a number of stream batches."
+        )
+    return len(stream) + 1

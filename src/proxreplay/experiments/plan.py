@@ -90,11 +90,15 @@ def plan(config: RunConfig, data_root: Path | None = None, batches: int = 12) ->
     due = [p for p in range(len(stream)) if evaluation_due(stream, p, config.eval_every)]
     images = sum(_held_out(stream, stream.task_at(p) + 1) for p in due)
     images *= 2 if learner.averaging is not None else 1
-    refreshes = stream.trained_batches // config.refresh.every if learner.rule is not None else 0
-    full = config.memory or sum(len(task.train) for task in stream.tasks)
+    sizes = [len(task.train) for task in stream.tasks]
+    full = config.memory or sum(sizes)
+    if config.refresh.interval is None:
+        refreshes, at_most = sum(map(stream.ends_task, range(len(stream)))), max(sizes)
+    else:
+        refreshes, at_most = stream.trained_batches // config.refresh.interval, full
     with threads(config.threads):
         seconds_a_batch = _time_batches(learner, stream, batches)
-        seconds_a_refresh = _time_refresh(learner, config.refresh.samples or full)
+        seconds_a_refresh = _time_refresh(learner, config.refresh.samples or at_most)
         seconds_an_image = _time_evaluation(learner, stream)
     row = learner.memory.nbytes / max(len(learner.memory), 1)
     return Plan(
@@ -102,7 +106,7 @@ def plan(config: RunConfig, data_root: Path | None = None, batches: int = 12) ->
         stream_batches=len(stream),
         trained_batches=stream.trained_batches,
         sgd_steps=stream.trained_batches * config.steps_per_batch,
-        refreshes=refreshes,
+        refreshes=refreshes if learner.rule is not None else 0,
         evaluations=len(due),
         evaluated_images=images,
         parameters=sum(p.numel() for p in learner.model.parameters()),

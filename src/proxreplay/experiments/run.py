@@ -37,6 +37,7 @@ from proxreplay.experiments.results import (
     write_text,
 )
 from proxreplay.experiments.trackers import TRACKERS, check_trackers
+from proxreplay.seeding import generator
 
 log = logging.getLogger(__name__)
 
@@ -173,15 +174,28 @@ class _Run:
     def _learn(self, batch: Batch) -> None:
         with self._clock("learning"):
             loss = self.learner.learn(batch)
-        if not batch.train:
-            return
-        self._record({"kind": "train", **_moment(batch), "loss": loss})
-        if self.learner.refresh_due:
-            self._record_refresh(batch)
+        if batch.train:
+            self._record({"kind": "train", **_moment(batch), "loss": loss})
+            if self.learner.refresh_due:
+                held = len(self.learner.memory)
+                self._record_refresh(batch, min(self.config.refresh.samples or held, held))
+        if self.config.refresh.interval is None and self.stream.ends_task(self.stream.position - 1):
+            self._refresh_from_task(batch)
 
-    def _record_refresh(self, batch: Batch) -> None:
-        held = len(self.learner.memory)
-        examples = min(self.config.refresh.samples or held, held)
+    def _refresh_from_task(self, batch: Batch) -> None:
+        """Let the rule see examples of the task that is over, as the network sees test inputs."""
+        rule, t = self.learner.rule, batch.task
+        assert rule is not None
+        assert t is not None
+        with self._clock("learning"):
+            task = self.stream.arriving(t)
+            rng = generator(self.config.seed, f"task-end/{t}")
+            drawn = torch.randperm(len(task), generator=rng)[: self.config.refresh.samples]
+            chosen = task.source[task.rows[drawn]].inputs
+            rule.refresh(self.learner.view(chosen))
+        self._record_refresh(batch, len(chosen))
+
+    def _record_refresh(self, batch: Batch, examples: int) -> None:
         self._record({"kind": "refresh", **_moment(batch), "examples": examples})
         untreated = getattr(self.learner.rule, "untreated", None)
         if untreated and untreated != self.untreated:
