@@ -85,7 +85,8 @@ def test_patches_are_what_the_layer_multiplies(rows: PatchRows) -> None:
         x, weight, stride=rows.stride, dilation=rows.dilation, groups=groups
     )
     expected = out.transpose(0, 1).reshape(groups, 2, -1).mT
-    torch.testing.assert_close(rows.dense() @ weight.view(groups, 2, d).mT, expected)
+    kernel_first = weight.movedim(1, -1).reshape(groups, 2, d)
+    torch.testing.assert_close(rows.dense() @ kernel_first.mT, expected)
 
 
 @settings(deadline=None, max_examples=300)

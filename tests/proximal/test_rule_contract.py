@@ -187,6 +187,18 @@ def test_state_of_another_rule_is_refused(make):
 
 
 @every_rule
+def test_state_with_columns_in_another_order_is_refused(make):
+    rule = make(conv_net())
+    state = rule.state_dict()
+    if isinstance(rule, AGEM):  # which has no columns
+        assert "columns" not in state
+        return
+    del state["columns"]
+    with pytest.raises(InputError, match="an earlier version"):
+        rule.load_state_dict(state)
+
+
+@every_rule
 def test_every_trained_parameter_is_treated_or_named(make):
     model, rule = prepared(make)
     if isinstance(rule, AGEM):

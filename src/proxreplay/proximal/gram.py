@@ -185,7 +185,7 @@ class PatchRows:
         kernel: as the layer's, one number a spatial dimension, as are the following.
         stride: as the layer's.
         dilation: as the layer's.
-        groups: as the layer's; ``d = channels / groups * prod(kernel)``.
+        groups: as the layer's; ``d = prod(kernel) * channels / groups``, in that order.
         padding: zeros ``(before, after)`` that still go around ``x`` in every dimension; an empty
             tuple says that ``x`` is padded already, with whatever values.
     """
@@ -215,17 +215,16 @@ class PatchRows:
         )
 
     def dense(self) -> Tensor:
-        """``Z`` in the order (channel, *kernel) of the flattened weight."""
+        """``Z`` in the order (*kernel, channel) of a weight whose channels come last."""
         windows: Tensor = F.pad(
             self.x, [zeros for pair in reversed(self.padding) for zeros in pair]
         )
-        dims = len(self.kernel)
         for dim, (k, stride, dilation) in enumerate(
             zip(self.kernel, self.stride, self.dilation, strict=True)
         ):
             windows = windows.unfold(dim + 2, dilation * (k - 1) + 1, stride)[..., ::dilation]
         windows = windows.unflatten(1, (self.groups, -1))  # [n, groups, channels, *out, *kernel]
-        windows = windows.movedim(2, dims + 2).transpose(0, 1)  # [groups, n, *out, channels, ...]
+        windows = windows.movedim(2, -1).transpose(0, 1)  # [groups, n, *out, *kernel, channels]
         return windows.reshape(self.shape)
 
     @property

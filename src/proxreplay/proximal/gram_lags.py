@@ -150,7 +150,7 @@ def lag_cells(plan: LagPlan, X: Tensor, correlate: Correlate) -> list[Tensor]:
 
 
 def assemble(plan: LagPlan, cells: Sequence[Tensor]) -> Tensor:
-    """The Gram matrix ``[groups, d, d]`` from (sums of) cells, columns as in the weight."""
+    """The Gram matrix ``[groups, d, d]`` from (sums of) cells, columns ``(*kernel, channel)``."""
     groups, _, channels, _ = cells[0].shape
     dims = len(plan.axes)
     c = channels // prod(plan.phases)
@@ -165,7 +165,7 @@ def assemble(plan: LagPlan, cells: Sequence[Tensor]) -> Tensor:
     kernels = [axis.kernel for axis in plan.axes]
     G = G.view(groups, *chain.from_iterable((k, k) for k in kernels), c, c)
     left, right = range(1, 1 + 2 * dims, 2), range(2, 2 + 2 * dims, 2)
-    G = G.permute(0, 1 + 2 * dims, *left, 2 + 2 * dims, *right)
+    G = G.permute(0, *left, 1 + 2 * dims, *right, 2 + 2 * dims)
     d = c * prod(kernels)
     return G.reshape(groups, d, d)
 

@@ -24,7 +24,7 @@ def linear_rows(layer: nn.Linear, input: Tensor) -> Tensor:
     return input.reshape(1, -1, layer.in_features)
 
 
-@register_layer(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+@register_layer(nn.Conv1d, nn.Conv2d, nn.Conv3d, maps=LinearMap(weight=Part("weight", last=True)))
 def convolution_rows(layer: _ConvNd, input: Tensor) -> Rows:
     """``z`` = the patch under the kernel, one row for every output position."""
     x = _batched(input, len(layer.kernel_size))
@@ -41,7 +41,7 @@ def convolution_rows(layer: _ConvNd, input: Tensor) -> Rows:
     nn.ConvTranspose1d,
     nn.ConvTranspose2d,
     nn.ConvTranspose3d,
-    maps=LinearMap(weight=Part("weight", swap=True)),
+    maps=LinearMap(weight=Part("weight", swap=True, last=True)),
 )
 def transposed_convolution_rows(
     layer: _ConvTransposeNd, input: Tensor, output_size: list[int] | None = None

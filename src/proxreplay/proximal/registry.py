@@ -35,29 +35,41 @@ class Part:
         stop: leading index after the last one; None for all.
         swap: the parameter is stored as ``[in, out, *kernel]`` with the kernel reversed, as
             transposed convolutions do, instead of ``[out, in, *kernel]``.
+        last: the columns are ``(*kernel, in)``, as `PatchRows` have them, instead of
+            ``(in, *kernel)``. Where memory is in channels_last order nothing is then copied.
     """
 
     parameter: str
     start: int = 0
     stop: int | None = None
     swap: bool = False
+    last: bool = False
 
     def read(self, tensor: Tensor, groups: int, width: int) -> Tensor:
         """The tensor (a parameter or its gradient) as ``[groups, out, width]``."""
         part = tensor[self.start : self.stop]
+        inputs = 1
         if self.swap:
             part = part.unflatten(0, (groups, -1)).transpose(1, 2)
             part = part.flip(tuple(range(3, part.ndim)))
+            inputs = 2
+        if self.last:
+            part = part.movedim(inputs, -1)
         return part.reshape(groups, -1, width)
 
     def write_(self, tensor: Tensor, matrix: Tensor) -> None:
         """Put a matrix ``[groups, out, width]`` back where `read` took it from."""
         part = tensor[self.start : self.stop]
-        if self.swap:
+        if self.last or self.swap:
             groups, out, _ = matrix.shape
             kernel = part.shape[2:]
-            matrix = matrix.reshape(groups, out, -1, *kernel)
-            matrix = matrix.flip(tuple(range(3, matrix.ndim))).transpose(1, 2)
+            if self.last:
+                matrix = matrix.reshape(groups, out, *kernel, -1).movedim(-1, 2)
+            else:
+                matrix = matrix.reshape(groups, out, -1, *kernel)
+            if self.swap:
+                matrix = matrix.flip(tuple(range(3, matrix.ndim))).transpose(1, 2)
+            matrix = matrix.flatten(0, 1)
         part.copy_(matrix.reshape(part.shape))
 
 

@@ -31,6 +31,8 @@ from proxreplay.proximal.sites import Site, Survey, check_materialised, find_sit
 from proxreplay.proximal.sketch import Sketch
 from proxreplay.proximal.statistics import GramCollector, Statistic, collect
 
+COLUMNS = "kernel, channel"  # the order in which states have those of a convolution
+
 
 class GradientRule(ABC):
     """Changes gradients between backward and the optimizer's step."""
@@ -263,6 +265,7 @@ class LayerwiseRule(GradientRule):
         """What the last refresh made: tensors, numbers and strings in nested dicts."""
         return {
             "rule": type(self).__name__,
+            "columns": COLUMNS,
             "layers": {name: one.state() for name, one in self._treatments.items()},
             "untreated": dict(self._untreated),
         }
@@ -272,6 +275,11 @@ class LayerwiseRule(GradientRule):
         rule = type(self).__name__
         if state["rule"] != rule:
             raise InputError(f"{rule}.load_state_dict: this is the state of {state['rule']}.")
+        if state.get("columns") != COLUMNS:
+            raise InputError(
+                f"{rule}.load_state_dict: this state is of an earlier version, with the columns of "
+                "convolutions in another order; go on with that version, or refresh anew."
+            )
         sites = self._survey().sites
         treatments = {}
         for name, one in state["layers"].items():
