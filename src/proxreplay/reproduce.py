@@ -12,10 +12,9 @@ from proxreplay.experiments.methods import configure, find_method
 from proxreplay.experiments.results import write_text
 from proxreplay.experiments.run import RunOptions
 from proxreplay.experiments.study import Job
-from proxreplay.report.paper import paper_row
 from proxreplay.report.plots import appendix, figure_1, gradient_ratios, save, sensitivity
 from proxreplay.report.study import Group, Section, read_study
-from proxreplay.report.tables import MEASURES, main_table, to_markdown
+from proxreplay.report.tables import MEASURES, main_table, paper_row_of, to_markdown
 
 REPLAY = ("er", "lpr-er", "der", "lpr-der", "ema", "lpr-ema", "lode", "lpr-lode")
 UNLIMITED = None
@@ -250,7 +249,7 @@ def beside_paper(section: Section) -> list[Beside]:
     """Every number of a section that the paper has too."""
     found = []
     for group in section.groups:
-        theirs = paper_row(section.benchmark, group.method, section.memory)
+        theirs = paper_row_of(section, group)
         if theirs is None:
             continue
         for measure, name in MEASURES.items():

@@ -10,6 +10,8 @@ import pytest
 from proxreplay.evaluation import average_forgetting, stability_gaps
 from proxreplay.experiments.results import find_runs, trajectory
 from proxreplay.report.commands import run_command
+from proxreplay.report.findings import study_warnings
+from proxreplay.report.page import render
 from proxreplay.report.study import Run, read_study
 from tests.report.synthetic import write_run
 
@@ -131,6 +133,25 @@ def test_a_damaged_run_is_broken_and_the_others_are_not(
     }
     (lost,) = study.lost
     assert lost.problem
+
+
+def test_a_run_kept_without_its_records_counts_in_tables_but_has_no_curve(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        folder = write_run(tmp_path / f"seed{seed}", seed=seed)
+        whole = only_run(folder)
+        for path in folder.iterdir():
+            if path.name not in ("config.yaml", "result.json"):
+                path.unlink()
+        kept = only_run(folder)
+        assert kept.status == "complete"
+        assert kept.without_records
+        assert not whole.without_records
+        assert kept.measures == {m: whole.measures[m] for m in ("acc", "aaa", "wc_acc")}
+    study = read_study([tmp_path])
+    (caution,) = study_warnings(study)
+    assert "Of 2 of 2 runs only the results were kept" in caution.text
+    page = render(study)
+    assert f"{np.mean(list(study.sections[0].groups[0].values('acc').values())):.4f}" in page
 
 
 def test_records_without_a_configuration_are_told(tmp_path: Path) -> None:

@@ -116,6 +116,22 @@ def test_ours_stand_beside_the_papers(section: Section) -> None:
     assert (ours.mean, ours.seeds) == (pytest.approx(np.mean(runs)), 4)
 
 
+@pytest.mark.parametrize("part", [{"stream.first": 5}, {"stream.limit": 100}], ids=str)
+def test_a_part_of_the_stream_does_not_stand_beside_the_paper(
+    part: dict[str, int], tmp_path: Path
+) -> None:
+    for name, settings in (("whole", {}), ("part", part)):
+        write_run(
+            tmp_path / name,
+            "lpr-er",
+            benchmark="split-cifar100",
+            settings={"memory": 2000, **settings},
+        )
+    whole, cut = (main_table(read_study([tmp_path / n]).sections[0]) for n in ("whole", "part"))
+    assert [row.source for row in whole.rows] == ["ours", "paper"]
+    assert [row.source for row in cut.rows] == ["ours"]
+
+
 def test_further_measures_leave_out_what_no_run_has(section: Section, tmp_path: Path) -> None:
     assert "Minutes" in further_table(section).columns
     write_run(tmp_path / "one", tasks=1, timings=False)

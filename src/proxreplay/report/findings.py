@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from proxreplay.evaluation import PairedDifference
-from proxreplay.report.paper import paper_row
 from proxreplay.report.study import Group, Run, Section, Study
-from proxreplay.report.tables import Comparison, comparisons
+from proxreplay.report.tables import Comparison, comparisons, paper_row_of
 
 FEW_SEEDS = 5
 COARSE_SHARE = 0.05  # evaluations further apart than this share of a task miss dips
@@ -117,6 +116,10 @@ def study_warnings(study: Study) -> list[Caution]:
                 "there, the tables leave them out. Go on with: proxreplay resume FOLDER",
             )
         )
+    results_only = [run for run in study.runs if run.without_records]
+    if results_only:
+        text = f"Of {len(results_only)} of {len(study.runs)} runs only the results were kept: they "
+        warnings.append(Caution("note", text + "are in the tables, but not in the curves."))
     return warnings
 
 
@@ -157,7 +160,7 @@ def _coarse_evaluation(section: Section) -> list[Caution]:
     if coarse == 1:
         return []
     length = max((_batches_a_task(r) for r in section.runs), default=0.0)
-    much = coarse > COARSE_SHARE * length
+    much = 0 < COARSE_SHARE * length < coarse
     text = (
         f"Evaluated every {coarse} stream batches: WC-Acc is optimistic, the dip and the total "
         "variation are too small. The paper evaluates after every batch."
@@ -201,7 +204,7 @@ def _paper_differs(section: Section) -> list[Caution]:
     notes = {
         row.note: None
         for group in section.groups
-        if (row := paper_row(section.benchmark, group.method, section.memory)) and row.note
+        if (row := paper_row_of(section, group)) and row.note
     }
     return [Caution("note", note) for note in notes if note]
 

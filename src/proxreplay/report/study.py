@@ -59,7 +59,8 @@ class Run:
         problem: what is wrong, if anything is.
         config: None if it cannot be read.
         result: None unless complete.
-        accuracy: validation accuracies over time; None if there are none yet.
+        accuracy: validation accuracies over time; None if there are none yet, or the run was kept
+            without its records.
         loss: validation losses over time.
         online: validation accuracies of the online network behind an average.
         drift: cumulative representation drift, by layer and ``total``, where it was recorded.
@@ -88,14 +89,21 @@ class Run:
     @cached_property
     def measures(self) -> dict[str, float]:
         """Every measure of a complete run that is one number, by name; empty for others."""
-        result, path = self.result, self.accuracy
-        if result is None or path is None:
+        result = self.result
+        if result is None:
             return {}
-        gaps = stability_gaps(path)
         values = {
             "acc": result.acc,
             "aaa": result.aaa,
             "wc_acc": result.wc_acc,
+            **({} if self.accuracy is None else self._measures_over_time(self.accuracy)),
+            "minutes": self.minutes,
+        }
+        return {k: v for k, v in values.items() if v is not None and np.isfinite(v)}
+
+    def _measures_over_time(self, path: Trajectory) -> dict[str, float | None]:
+        gaps = stability_gaps(path)
+        return {
             "forgetting": average_forgetting(path),
             "backward_transfer": backward_transfer(path),
             "variation_seen": variation_of_seen(path),
@@ -103,9 +111,12 @@ class Run:
             "variation_loss": None if self.loss is None else variation_of_seen(self.loss),
             "gap_depth": float(np.mean([g.depth for g in gaps])) if gaps else None,
             "gap_recovery": float(np.mean([g.recovery for g in gaps])) if gaps else None,
-            "minutes": self.minutes,
         }
-        return {k: v for k, v in values.items() if v is not None and np.isfinite(v)}
+
+    @property
+    def without_records(self) -> bool:
+        """Whether only its result was kept."""
+        return self.status == "complete" and self.accuracy is None
 
     @property
     def minutes(self) -> float | None:
@@ -142,6 +153,12 @@ class Group:
     def complete(self) -> tuple[Run, ...]:
         """The runs that came to their end."""
         return tuple(run for run in self.runs if run.status == "complete")
+
+    @property
+    def whole_stream(self) -> bool:
+        """Whether all of the benchmark arrived, as in the paper."""
+        streams = [run.config.stream for run in self.runs if run.config is not None]
+        return all(stream.first is None and stream.limit is None for stream in streams)
 
     @property
     def base(self) -> str | None:
@@ -265,9 +282,10 @@ def read(stored: StoredRun) -> Run:
     if stored.status == "broken":
         return run
     try:
-        records = _read_records(stored.folder / "records.jsonl")
+        path = stored.folder / "records.jsonl"
+        records = _read_records(path)
         timings = read_lines(stored.folder / "timings.jsonl")
-        return _digest(run, records, timings, stored.environment)
+        return _digest(run, records, timings, stored.environment, kept=path.exists())
     except (OSError, ValueError, KeyError, TypeError, ProxreplayError) as error:
         problem = f"records cannot be read: {type(error).__name__}: {error}"
         return Run(stored.folder, "broken", problem, stored.config)
@@ -288,7 +306,12 @@ def _read_records(path: Path) -> list[Record]:
 
 
 def _digest(
-    run: Run, records: list[Record], timings: list[Record], environment: Mapping[str, Any]
+    run: Run,
+    records: list[Record],
+    timings: list[Record],
+    environment: Mapping[str, Any],
+    *,
+    kept: bool,
 ) -> Run:
     kinds: dict[str, list[Record]] = {}
     for record in records:
@@ -298,7 +321,7 @@ def _digest(
     averaged = any(r.get("online") for r in validated)
     untreated = [r["untreated"] for r in kinds.get("rule", []) if "untreated" in r]
     remembered = [int(r["examples"]) for r in kinds.get("refresh", []) if "examples" in r]
-    if run.status == "complete" and not validated:
+    if run.status == "complete" and kept and not validated:
         raise DataError("the run is complete but holds no evaluations")
     return Run(
         run.folder,

@@ -14,7 +14,7 @@ import numpy as np
 
 from proxreplay.evaluation import Estimate, PairedDifference, estimate, paired_difference
 from proxreplay.experiments.results import Result
-from proxreplay.report.paper import paper_row
+from proxreplay.report.paper import PaperRow, paper_row
 from proxreplay.report.study import Group, Section
 
 if TYPE_CHECKING:
@@ -117,11 +117,18 @@ def main_table(section: Section) -> Table:
     rows = []
     for group in section.groups:
         rows.append(_group_row(group, MEASURES))
-        theirs = paper_row(section.benchmark, group.method, section.memory)
+        theirs = paper_row_of(section, group)
         if theirs is not None:
             numbers = (theirs.acc, theirs.aaa, theirs.wc_acc)
             rows.append(Row(theirs.method.replace("(", " ("), numbers, "paper"))
     return Table(section.title, tuple(MEASURES.values()), tuple(rows))
+
+
+def paper_row_of(section: Section, group: Group) -> PaperRow | None:
+    """The paper's numbers for runs of the whole stream; a part of it has no numbers there."""
+    if not group.whole_stream:
+        return None
+    return paper_row(section.benchmark, group.method, section.memory)
 
 
 def further_table(section: Section) -> Table:
