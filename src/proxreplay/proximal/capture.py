@@ -114,9 +114,21 @@ def untouched(model: nn.Module) -> Iterator[None]:
         stack.enter_context(torch.random.fork_rng(devices=devices))
         stack.enter_context(torch.no_grad())
         stack.enter_context(_plain_attention())
-        if "torch._dynamo" in sys.modules:  # else nothing can be compiled
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(as_written())
         model.eval()
+        yield
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """Without what ``torch.compile`` made of a model.
+
+    That may know of no hooks, and takes minutes for every other size of a batch.
+    """
+    if "torch._dynamo" not in sys.modules:  # else nothing can be compiled
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
         yield
 
 

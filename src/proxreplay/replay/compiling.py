@@ -2,9 +2,7 @@
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,16 +38,6 @@ def parts_that_stay(model: nn.Module) -> Iterator[nn.Module]:
     else:
         for child in model.children():
             yield from parts_that_stay(child)
-
-
-@contextmanager
-def as_written() -> Iterator[None]:
-    """Run without what was compiled: other batch sizes would be compiled for minutes."""
-    if "torch._dynamo" not in sys.modules:  # else nothing can be compiled
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
 
 
 def check_compiler(device: torch.device) -> None:
