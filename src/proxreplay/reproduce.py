@@ -277,6 +277,6 @@ def conclude(reproduction: Reproduction, out: Path, *, quick: bool) -> tuple[str
         text += f"## {section.title}\n\n{to_markdown(main_table(section))}\n"
         beside += [] if quick else beside_paper(section)
         for name, draw in reproduction.figures.items():
-            save(draw(section), out / f"{section.benchmark}-{section.memory}-{name}")
+            save(draw(section), out / f"{section.slug}-{name}")
     write_text(out / "tables.md", text)
     return text, beside

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import yaml
 
+from proxreplay.experiments.benchmarks import BENCHMARKS
 from proxreplay.experiments.config import RunConfig
+from proxreplay.experiments.methods import METHODS, configure
 from proxreplay.experiments.results import read_lines, summarise, write_result, write_text
 
 
@@ -28,7 +30,11 @@ def write_run(
     timings: bool = True,
 ) -> Path:
     """Write one run folder; ``stop_after`` so many stream batches it was interrupted."""
-    config = RunConfig(benchmark, method, seed, memory=50).with_values(settings or {})
+    values = {"seed": seed, "memory": 50, **(settings or {})}
+    if benchmark in BENCHMARKS and method in METHODS:
+        config = configure(benchmark, method, values)
+    else:
+        config = RunConfig(benchmark, method).with_values(values)
     records = _records(config, tasks, batches, online=online, diagnostics=diagnostics)
     if stop_after is not None:
         records = [r for r in records if r.get("position", 10**9) < stop_after]

@@ -48,6 +48,27 @@ def test_benchmarks_and_memories_make_sections(tmp_path: Path) -> None:
     ]
 
 
+def test_streams_make_sections_too(tmp_path: Path) -> None:
+    write_run(tmp_path / "whole")
+    write_run(tmp_path / "part", settings={"stream.first": 2})
+    for name in ("a", "b"):
+        data = {"stream.data": str(tmp_path / f"my {name}"), "stream.tasks": 2}
+        write_run(tmp_path / name, benchmark="custom", settings=data)
+    sections = read_study([tmp_path]).sections
+    assert [(section.title, len(section.runs)) for section in sections] == [
+        ("custom, memory of 50, stream.data=my a, stream.tasks=2", 1),
+        ("custom, memory of 50, stream.data=my b, stream.tasks=2", 1),
+        ("split-digits, memory of 50", 1),
+        ("split-digits, memory of 50, stream.first=2", 1),
+    ]
+    assert [section.slug for section in sections] == [
+        "custom-50-data-my-a-tasks-2",
+        "custom-50-data-my-b-tasks-2",
+        "split-digits-50",
+        "split-digits-50-first-2",
+    ]
+
+
 def test_an_lpr_group_is_compared_with_the_base_of_the_same_settings(tmp_path: Path) -> None:
     for lr in (0.05, 0.1):
         for method in ("er", "lpr-er"):

@@ -18,6 +18,7 @@ from proxreplay.report.tables import (
     comparisons,
     further_table,
     main_table,
+    paper_row_of,
     to_csv,
     to_latex,
     to_markdown,
@@ -130,6 +131,34 @@ def test_a_part_of_the_stream_does_not_stand_beside_the_paper(
     whole, cut = (main_table(read_study([tmp_path / n]).sections[0]) for n in ("whole", "part"))
     assert [row.source for row in whole.rows] == ["ours", "paper"]
     assert [row.source for row in cut.rows] == ["ours"]
+
+
+def test_only_the_papers_settings_stand_beside_the_paper(tmp_path: Path) -> None:
+    for name, settings in {
+        "own": {},
+        "seldom": {"eval_every": 10, "refresh.samples": 400},
+        "slower": {"lr": 0.03},
+        "authors": {"lpr.reference": "authors"},
+        "wider": {"network": "resnet18"},
+    }.items():
+        write_run(
+            tmp_path / name,
+            "lpr-er",
+            benchmark="split-cifar100",
+            settings={"memory": 2000, **settings},
+        )
+    (section,) = read_study([tmp_path]).sections
+    beside = {
+        group.runs[0].folder.name: paper_row_of(section, group) is not None
+        for group in section.groups
+    }
+    assert beside == {
+        "own": True,
+        "seldom": True,
+        "slower": False,
+        "authors": False,
+        "wider": False,
+    }
 
 
 def test_further_measures_leave_out_what_no_run_has(section: Section, tmp_path: Path) -> None:

@@ -133,15 +133,14 @@ def figure(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the pictures go.")] = Path("."),
     ending: Annotated[str, typer.Option(metavar="EXT", help="png, pdf or svg.")] = "png",
 ) -> None:
-    """Draw one figure from the runs in the folders, a picture for each benchmark and memory."""
+    """Draw one figure from the runs in the folders, a picture for each stream and memory."""
     from proxreplay.report.plots import FIGURES, save
     from proxreplay.report.study import read_study
 
     if name not in FIGURES:
         raise InputError(f"unknown figure '{name}'; there are {', '.join(FIGURES)}.")
     for section in read_study(folders).sections:
-        memory = "unlimited" if section.memory is None else section.memory
-        path = out / f"{name}-{section.benchmark}-{memory}.{ending}"
+        path = out / f"{name}-{section.slug}.{ending}"
         save(FIGURES[name](section), path)
         typer.echo(str(path))
 

@@ -2,8 +2,9 @@
 
 import functools
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from proxreplay.evaluation import (
     variation_of_tasks,
 )
 from proxreplay.evaluation.metrics import Array
-from proxreplay.experiments.config import RunConfig, keys
-from proxreplay.experiments.methods import LPR_PREFIX, METHODS
+from proxreplay.experiments.benchmarks import BENCHMARKS
+from proxreplay.experiments.config import RunConfig, StreamSettings, keys
+from proxreplay.experiments.methods import LPR_PREFIX, METHODS, configure
 from proxreplay.experiments.results import (
     Record,
     Result,
@@ -34,6 +36,10 @@ from proxreplay.experiments.results import (
 
 # What decides on which machine and from which examples a run is made, not what is compared.
 _NOT_COMPARED = {"seed", "threads", "device", "test", "benchmark", "method", "memory"}
+# What may differ from a benchmark's own settings in a run that stands beside the paper's numbers.
+_LEFT_OPEN = {"eval_every", "refresh.every", "refresh.samples", "compile"}
+
+_SectionKey = tuple[str, int | None, StreamSettings]
 
 
 @dataclass(frozen=True)
@@ -155,12 +161,6 @@ class Group:
         return tuple(run for run in self.runs if run.status == "complete")
 
     @property
-    def whole_stream(self) -> bool:
-        """Whether all of the benchmark arrived, as in the paper."""
-        streams = [run.config.stream for run in self.runs if run.config is not None]
-        return all(stream.first is None and stream.limit is None for stream in streams)
-
-    @property
     def base(self) -> str | None:
         """The method that this one puts LPR before."""
         if not self.method.startswith(LPR_PREFIX):
@@ -178,23 +178,44 @@ class Group:
 
 @dataclass(frozen=True)
 class Section:
-    """Everything about one benchmark with one size of memory.
+    """Everything about one stream with one size of memory.
 
     Args:
         benchmark: as users write it.
         memory: examples remembered; None without limit.
         groups: methods, each with its seeds.
+        changes: what the stream has other than the benchmark's own, by key.
     """
 
     benchmark: str
     memory: int | None
     groups: tuple[Group, ...]
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
         """For headings."""
         size = "unlimited memory" if self.memory is None else f"memory of {self.memory:,}"
-        return f"{self.benchmark}, {size}"
+        return ", ".join([self.benchmark, size, *(f"stream.{k}={v}" for k, v in self._changes)])
+
+    @property
+    def slug(self) -> str:
+        """For file names."""
+        size = "unlimited" if self.memory is None else str(self.memory)
+        parts = [self.benchmark, size, *(f"{k}-{v}" for k, v in self._changes)]
+        return "-".join(re.sub(r"[^\w.]+", "-", part) for part in parts)
+
+    @property
+    def _changes(self) -> list[tuple[str, Any]]:
+        """For people to read: of data on a disk only the name."""
+        return [(k, Path(v).name if k == "data" else v) for k, v in self.changes.items()]
+
+    def as_in_the_paper(self, group: Group) -> bool:
+        """Whether a group has the benchmark's whole stream and own settings for its method."""
+        if self.changes or self.benchmark not in BENCHMARKS or group.method not in METHODS:
+            return False
+        own = compared(configure(self.benchmark, group.method))
+        return all(group.settings[key] == own[key] for key in own.keys() - _LEFT_OPEN)
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -359,29 +380,36 @@ def _number(value: Any) -> float:
 
 
 def gather(runs: Sequence[Run]) -> Study:
-    """Runs by benchmark and memory, then by everything else that is compared."""
-    sections: dict[tuple[str, int | None], dict[str, list[Run]]] = {}
+    """Runs by stream and memory, then by everything else that is compared."""
+    sections: dict[_SectionKey, dict[str, list[Run]]] = {}
     lost = []
     for run in runs:
         if run.config is None or run.status == "broken":
             lost.append(run)
             continue
-        key = (run.config.benchmark, run.config.memory)
+        key = (run.config.benchmark, run.config.memory, run.config.stream)
         identity = json.dumps([run.config.method, compared(run.config)], sort_keys=True)
         sections.setdefault(key, {}).setdefault(identity, []).append(run)
     return Study(
         tuple(
-            Section(benchmark, memory, tuple(_groups(groups.values())))
-            for (benchmark, memory), groups in sorted(sections.items(), key=_section_order)
+            Section(benchmark, memory, tuple(_groups(groups.values())), _changes(stream))
+            for (benchmark, memory, stream), groups in sorted(sections.items(), key=_section_order)
         ),
         tuple(lost),
     )
 
 
-def _section_order(item: tuple[tuple[str, int | None], object]) -> tuple[str, float]:
-    """By benchmark, then by memory, without limit last."""
-    (benchmark, memory), _ = item
-    return benchmark, float("inf") if memory is None else memory
+def _section_order(item: tuple[_SectionKey, object]) -> tuple[str, float, int, str]:
+    """By benchmark, then by memory, without limit last, the benchmark's own stream first."""
+    (benchmark, memory, stream), _ = item
+    changes = _changes(stream)
+    return benchmark, float("inf") if memory is None else memory, len(changes), str(changes)
+
+
+def _changes(stream: StreamSettings) -> dict[str, Any]:
+    """What a stream has other than the benchmark's own."""
+    own = asdict(StreamSettings())
+    return {key: value for key, value in asdict(stream).items() if value != own[key]}
 
 
 def compared(config: RunConfig) -> dict[str, Any]:

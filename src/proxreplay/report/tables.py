@@ -125,8 +125,8 @@ def main_table(section: Section) -> Table:
 
 
 def paper_row_of(section: Section, group: Group) -> PaperRow | None:
-    """The paper's numbers for runs of the whole stream; a part of it has no numbers there."""
-    if not group.whole_stream:
+    """The paper's numbers, if it has some for this method, and the runs have its settings."""
+    if not section.as_in_the_paper(group):
         return None
     return paper_row(section.benchmark, group.method, section.memory)
 
