@@ -1,6 +1,7 @@
 """LPR's identities (METHODS B.7), its options, its state."""
 
 import copy
+import weakref
 
 import pytest
 import torch
@@ -455,3 +456,19 @@ def test_scales_and_shifts_of_several_layers_are_multiplied_together_and_apart_a
         alone.refresh(x)
         alone.precondition_()
     assert torch.equal(flat_gradient(model), together)
+
+
+def test_a_refresh_lets_go_of_a_layers_inputs_before_the_next_layers():
+    model = nn.Sequential(*(nn.Conv2d(2, 2, 3, padding=1) for _ in range(6)))
+    inputs = []
+    alive = []
+
+    def look(module, args):
+        inputs.append(weakref.ref(args[0]))
+        alive.append(sum(one() is not None for one in inputs))
+
+    for layer in list(model)[1:]:  # the first one's are the caller's own
+        layer.register_forward_pre_hook(look)
+    LPR(model).refresh(torch.randn(4, 2, 8, 8))
+    assert len(alive) == 5
+    assert max(alive) <= 2, alive

@@ -146,3 +146,14 @@ def test_a_tied_embedding_ages_too():
 def test_it_is_checked(rolling):
     with pytest.raises(InputError, match="rolling"):
         LPR(nn.Linear(2, 2), rolling=rolling)
+
+
+def test_the_plan_counts_what_is_remembered():
+    layer = nn.Linear(9, 2)
+    x = torch.randn(5, 9)
+    for rolling, times in ((0.0, 1), (0.5, 2)):
+        lpr = LPR(layer, rolling=rolling)
+        lpr.refresh(x)
+        held = [one.factor.bytes for one in lpr._treatments.values()]
+        held += [one.G.nbytes for one in lpr._history.values()]
+        assert lpr.plan(x).bytes == sum(held) == times * 4 * 10 * 10

@@ -27,7 +27,7 @@ from proxreplay.proximal.linalg import (
     truncated_shrinkage,
 )
 from proxreplay.proximal.registry import RowsFunction
-from proxreplay.proximal.rolling import Aged, age
+from proxreplay.proximal.rolling import Aged, aged
 from proxreplay.proximal.rule import GramRule, Treatment
 from proxreplay.proximal.selection import Selector, check_selectors, override_of
 from proxreplay.proximal.sites import Site, Survey, unwrap
@@ -108,6 +108,7 @@ class LPR(GramRule):
         self.tolerance = tolerance
         self.rolling = rolling
         self._history: dict[str, Aged] = {}
+        self._aging: dict[str, Aged] = {}  # the next history, while a refresh is under way
         check_selectors(unwrap(model), self.overrides, "LPR(overrides=...)")
         super().__init__(
             model, batch_size=batch_size, include=include, exclude=exclude, max_dim=max_dim
@@ -140,20 +141,22 @@ class LPR(GramRule):
                 tensors, tuples of arguments or dicts of keyword arguments.
             batch_dim: the dimension of the examples, for models that want another one first.
         """
-        before = self._history
+        self._aging = {}
         try:
             super().refresh(inputs, batch_dim=batch_dim)
-        except BaseException:
-            self._history = before
-            raise
+            self._history = self._aging
+        finally:
+            self._aging = {}
 
-    def _over_time(
-        self, statistics: dict[str, Statistic | Sketch]
-    ) -> dict[str, Statistic | Sketch]:
-        if self.rolling == 0:
-            return statistics
-        self._history, used = age(self._history, statistics, self.rolling)
-        return used
+    @property
+    def _remembers(self) -> bool:
+        return self.rolling > 0
+
+    def _over_time(self, name: str, statistic: Statistic | Sketch) -> Statistic | Sketch:
+        if not self._remembers or isinstance(statistic, Sketch):
+            return statistic  # sketches do not age: they are of the last refresh only
+        self._aging[name] = aged(self._history.get(name), statistic, self.rolling)
+        return self._aging[name].statistic(statistic)
 
     def state_dict(self) -> dict[str, Any]:
         """What the refreshes made: tensors, numbers and strings in nested dicts."""

@@ -24,8 +24,10 @@ class LayerCost:
         d: columns, those of trained biases included.
         groups: independent maps of that size.
         positions: rows an example.
-        bytes: memory that stays taken, by the factor.
-        refresh_bytes: memory taken on top while a refresh runs, by the sum of Grams.
+        bytes: memory that stays taken, by the factor and by what is remembered of earlier
+            refreshes.
+        refresh_bytes: the most that sums, or the next factor, take on top while a refresh runs; the
+            activations of one batch of it come on top.
         refresh_flops: of the Gram (as a plain product of rows) and its inverse; the forward pass
             comes on top.
         step_flops: of the product of gradient and factor.
@@ -104,6 +106,7 @@ def make_plan(
     sketch: bool,
     samples: int | None,
     batch_dim: int,
+    history: bool = False,
 ) -> Plan:
     """The cost of every site, from the shapes that one pass over example batches shows.
 
@@ -115,6 +118,7 @@ def make_plan(
         sketch: whether the rule keeps leading directions beyond ``max_dim``.
         samples: the number of examples of the refresh to plan for; None for those given.
         batch_dim: the dimension of the examples in a batch.
+        history: whether the rule keeps the statistics of earlier refreshes.
     """
     calls: defaultdict[str, list[tuple[tuple[int, int, int], bool]]] = defaultdict(list)
 
@@ -132,7 +136,7 @@ def make_plan(
         elif site.width(calls[name][0][0][2]) > max_dim and not sketch:
             untreated[name] = f"more than max_dim = {max_dim} columns."
         else:
-            layers[name] = _cost(model, site, calls[name], seen, planned, max_dim)
+            layers[name] = _cost(model, site, calls[name], seen, planned, max_dim, history)
     return Plan(layers, planned, untreated)
 
 
@@ -143,6 +147,7 @@ def _cost(
     seen: int,
     planned: int,
     max_dim: int,
+    history: bool,
 ) -> LayerCost:
     (groups, _, d), counted = calls[0]
     D = site.width(d)
@@ -156,6 +161,7 @@ def _cost(
         step = 2 * groups * out * D * D
         if site.mixed:  # a number a row and a column on top, and a product back
             kept, step = kept + (out + D) * size, 2 * step
+        kept += history * groups * D * D * size
     else:  # a sketch of m rows: products with and eigenvectors of B B' for every m new rows
         m = Sketch.rank_for(groups, D, max_dim)
         kept, working = groups * m * D * size, 2 * groups * m * D * size

@@ -15,7 +15,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from proxreplay.proximal.sketch import Sketch
 from proxreplay.proximal.statistics import Statistic
 
 
@@ -77,25 +76,14 @@ class Aged:
         return cls(state["G"], state["positions"], state["weight"], state.get("picked"))
 
 
-def age(
-    history: Mapping[str, Aged], statistics: Mapping[str, Statistic | Sketch], r: float
-) -> tuple[dict[str, Aged], dict[str, Statistic | Sketch]]:
-    """The history after one more refresh, and the statistics to use in place of its own.
-
-    Sketches do not age: they are of the last refresh only.
+def aged(before: Aged | None, new: Statistic, r: float) -> Aged:
+    """What is remembered of a site after one more refresh.
 
     Args:
-        history: by site; a site that has changed its columns starts again.
-        statistics: of this refresh.
+        before: what was until then; a site that has changed its columns starts again.
+        new: the statistic of this refresh.
         r: how much of the past stays, in [0, 1).
     """
-    aged: dict[str, Aged] = {}
-    used: dict[str, Statistic | Sketch] = dict(statistics)
-    for name, new in statistics.items():
-        if isinstance(new, Statistic):
-            before = history.get(name)
-            if before is None or not before.fits(new):
-                before = Aged.start(new)
-            aged[name] = before.followed_by(new, r)
-            used[name] = aged[name].statistic(new)
-    return aged, used
+    if before is None or not before.fits(new):
+        before = Aged.start(new)
+    return before.followed_by(new, r)

@@ -366,7 +366,8 @@ class GramRule(LayerwiseRule):
         )
         treatments = {}
         with torch.no_grad():
-            for name, statistic in self._over_time(statistics).items():
+            for name in list(statistics):  # each is let go as soon as its factor is there
+                statistic = self._over_time(name, statistics.pop(name))
                 made = self._made_from(survey.sites[name], statistic)
                 if isinstance(made, Treatment):
                     treatments[name] = made
@@ -397,13 +398,17 @@ class GramRule(LayerwiseRule):
             sketch=self._sketches,
             samples=samples,
             batch_dim=batch_dim,
+            history=self._remembers,
         )
 
-    def _over_time(
-        self, statistics: dict[str, Statistic | Sketch]
-    ) -> dict[str, Statistic | Sketch]:
-        """What factors are made from, given the statistics of this refresh alone."""
-        return statistics
+    @property
+    def _remembers(self) -> bool:
+        """Whether statistics of earlier refreshes are kept."""
+        return False
+
+    def _over_time(self, name: str, statistic: Statistic | Sketch) -> Statistic | Sketch:
+        """What a site's factor is made from, given the statistic of this refresh alone."""
+        return statistic
 
     def _rows_instead(self) -> Mapping[type[nn.Module], RowsFunction]:
         """Rows functions that take the place of the registered ones."""

@@ -69,12 +69,12 @@ class GramCollector:
         self._sums: dict[str, _SiteSum] = {}
         self._sketches: dict[str, Sketch] = {}
         self._picked: dict[str, tuple[Tensor, int]] = {}
-        self._witnesses: list[tuple[Call, Tensor]] = []
+        self._witnesses: list[_Witness] = []
         self._last: tuple[Rows, Rows] | None = None
 
     def add(self, call: Call) -> None:
         """Take the rows of one call."""
-        if self._witnesses and self._witnesses[0][0].batch != call.batch:
+        if self._witnesses and self._witnesses[0].batch != call.batch:
             self._check_finite()
         width = call.site.width(call.rows.shape[2])
         if call.site.mixed and call.member.lookup:
@@ -95,8 +95,8 @@ class GramCollector:
         statistics: dict[str, Statistic | Sketch] = dict(self._sketches)
         for sketch in self._sketches.values():
             sketch.samples = samples
-        for name, sums in self._sums.items():
-            statistics[name] = sums.statistic(samples)
+        for name in list(self._sums):
+            statistics[name] = self._sums.pop(name).statistic(samples)  # its memory is free now
         for name, (picked, rows) in self._picked.items():
             tied = statistics.get(name)
             if isinstance(tied, Statistic):
@@ -112,7 +112,7 @@ class GramCollector:
         sums = self._sums.setdefault(call.site.name, _SiteSum(call.site))
         added = sums.add(call, self._shared(call.rows))
         if call.site.weight is not None:
-            self._witnesses.append((call, added.energy))
+            self._witnesses.append(_Witness(call.site, call.batch, added.energy))
 
     def _shared(self, rows: Rows) -> Rows:
         """The rows in full precision; maps that read the same ones share what is made of them."""
@@ -127,7 +127,7 @@ class GramCollector:
         if call.site.name in self._sums:
             raise _does_not_add_up(call)
         for Z in dense_pieces(_widened(call.rows)):
-            self._witnesses.append((call, Z.square().sum()))
+            self._witnesses.append(_Witness(call.site, call.batch, Z.square().sum()))
             self._check_finite()  # before a decomposition meets it
             sketch = self._sketches.get(call.site.name)
             if sketch is None:
@@ -144,18 +144,26 @@ class GramCollector:
         """Look at the witnesses of a batch together; name the first call that is not finite."""
         if not self._witnesses:
             return
-        device = self._witnesses[0][1].device
-        energies = [energy.to(device, _sum_dtype(energy)) for _, energy in self._witnesses]
+        device = self._witnesses[0].energy.device
+        energies = [one.energy.to(device, _sum_dtype(one.energy)) for one in self._witnesses]
         finite = torch.isfinite(torch.stack(energies)).tolist()
-        calls = [call for call, _ in self._witnesses]
-        self._witnesses = []
+        witnesses, self._witnesses = self._witnesses, []
         if not all(finite):
-            call = calls[finite.index(False)]
+            first = witnesses[finite.index(False)]
             raise RefreshError(
-                f"refresh: the inputs of {call.site} in batch {call.batch} are not finite; the "
+                f"refresh: the inputs of {first.site} in batch {first.batch} are not finite; the "
                 "previous preconditioner stays in force. Look for NaN or infinity in that batch or "
                 "in the weights before that layer."
             )
+
+
+@dataclass(frozen=True)
+class _Witness:
+    """Whether a call's rows are finite; not the rows, which would keep every layer's inputs."""
+
+    site: Site
+    batch: int
+    energy: Tensor
 
 
 class _SiteSum:
