@@ -1,5 +1,6 @@
 """A saved learner goes on exactly, in a new process; what does not fit is refused by name."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from proxreplay.errors import CheckpointError, InputError
 from proxreplay.models import mlp, slim_resnet18, small_cnn
 from proxreplay.proximal import OWM, Strength
 from proxreplay.replay.memory import Memory
+from tests.reference import assert_same_state
 from tests.replay import saved_learners
 from tests.replay.saved_learners import BEFORE, KINDS, go_on, learn, make, momentum, network
 
@@ -224,6 +226,48 @@ def test_what_was_saved_is_not_shared_with_the_learner() -> None:
     copy_of_state = make("derpp_snapshot+lpr+ema")
     copy_of_state.load_state_dict(learner.state_dict())
     assert learn(copy_of_state, 4, 6) == learn(learner, 4, 6)
+
+
+def _without_a_row(state: dict[str, Any]) -> None:
+    name = next(name for name, tensor in state["model"].items() if tensor.ndim == 2)
+    state["model"][name] = state["model"][name][:, 1:]
+
+
+def _drop(*path: str) -> Callable[[dict[str, Any]], None]:
+    def change(state: dict[str, Any]) -> None:
+        *way, last = path
+        for key in way:
+            state = state[key]
+        del state[last]
+
+    return change
+
+
+DAMAGE: dict[str, Callable[[dict[str, Any]], None]] = {
+    "weights of another shape": _without_a_row,
+    "no optimizer": _drop("optimizer", "param_groups"),
+    "no factors": _drop("rule", "layers"),
+    "no average": _drop("averaging", "model"),
+    "no teacher": _drop("teacher"),
+    "no counts": _drop("learner", "batches_seen"),
+    "no memory": _drop("memory", "fields"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_state_that_does_not_fit_changes_nothing(damage: str) -> None:
+    """Batches 4 to 8 bring classes that the other learner does not know."""
+    kind = "derpp_snapshot+lpr+ema"
+    here, twin, ahead = make(kind), make(kind), make(kind)
+    for learner in (here, twin):
+        learn(learner, 0, 4)
+    learn(ahead, 0, 8)
+    state = copy.deepcopy(ahead.state_dict())
+    DAMAGE[damage](state)
+    with pytest.raises((InputError, KeyError)):
+        here.load_state_dict(state)
+    assert_same_state(here.state_dict(), twin.state_dict())
+    assert learn(here, 4, 8) == learn(twin, 4, 8)
 
 
 def go_on_briefly(learner: Learner, shape: tuple[int, ...]) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ class Evaluation:
     loss: list[float]
 
 
+@torch.inference_mode()
 def evaluate(
     logits: Callable[[Tensor], Tensor], tasks: Sequence[Examples], batch_size: int = 500
 ) -> Evaluation:

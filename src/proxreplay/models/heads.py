@@ -97,14 +97,15 @@ def make_head(in_features: int, num_classes: int | None) -> nn.Linear:
 def replace_in_optimizer_(
     optimizer: Optimizer, old: Sequence[nn.Parameter], new: Sequence[nn.Parameter]
 ) -> None:
-    """Let an optimizer go on with parameters that have grown.
+    """Let an optimizer go on with parameters that have other numbers of rows than before.
 
-    State with the shape of the parameter (momentum, Adam's moments) gets zeros for the new rows.
+    State with the shape of the parameter (momentum, Adam's moments) gets zeros for new rows, and
+    loses those that are gone.
 
     Args:
         optimizer: which holds the ``old`` parameters.
-        old: before `GrowingHead.grow`.
-        new: after it, in the same order.
+        old: before the head has changed its size.
+        new: after that, in the same order.
     """
     swap = {id(a): b for a, b in zip(old, new, strict=True)}
     for group in optimizer.param_groups:
@@ -113,12 +114,14 @@ def replace_in_optimizer_(
         if before is not after and before in optimizer.state:
             state = optimizer.state.pop(before)
             optimizer.state[after] = {
-                name: _padded(value, before, after) for name, value in state.items()
+                name: _fitted(value, before, after) for name, value in state.items()
             }
 
 
-def _padded(value: Any, old: Tensor, new: Tensor) -> Any:
+def _fitted(value: Any, old: Tensor, new: Tensor) -> Any:
     if not isinstance(value, Tensor) or value.shape != old.shape:
         return value
+    if len(new) < len(old):
+        return value[: len(new)].clone()
     rows = value.new_zeros(len(new) - len(old), *value.shape[1:])
     return torch.cat([value, rows])

@@ -288,6 +288,7 @@ class Learner:
         """The most probable label of every input: int64 ``[n]``, or an array of names."""
         return self._labels.decode(self._known(self.logits(x, online=online)).argmax(dim=1))
 
+    @torch.inference_mode()
     def evaluate(self, x: Any, y: Any, *, batch_size: int = 500, online: bool = False) -> float:
         """The share of inputs whose label is predicted; labels never met count as errors."""
         indices = self._labels.find(y)
@@ -320,9 +321,23 @@ class Learner:
         return {name: part for name, part in parts.items() if part is not None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly where a learner composed of the same parts was saved."""
+        """Go on exactly where a learner composed of the same parts was saved.
+
+        If anything does not fit, this learner stays as it was.
+        """
         own = state["learner"]
         check_same({**own["options"], **own["parts"]}, {**self._options(), **self._parts()})
+        mine = self.state_dict()
+        del mine["memory"]  # which may be large, takes all or nothing, and comes last
+        mine = copy.deepcopy(mine)
+        try:
+            self._load_all_but_memory(state)
+            self.memory.load_state_dict(state["memory"])
+        except BaseException:
+            self._load_all_but_memory(mine)
+            raise
+
+    def _load_all_but_memory(self, state: dict[str, Any]) -> None:
         before = [list(head.parameters()) for head in self._heads]
         try:
             self.model.load_state_dict(state["model"])
@@ -330,18 +345,18 @@ class Learner:
             raise InputError(
                 f"Learner: the saved weights do not fit the model; build it as it was. {error}"
             ) from error
-        for old, head in zip(before, self._heads, strict=True):
-            replace_in_optimizer_(self.optimizer, old, list(head.parameters()))
+        finally:  # a head has changed its size even if something else did not fit
+            for old, head in zip(before, self._heads, strict=True):
+                replace_in_optimizer_(self.optimizer, old, list(head.parameters()))
         # a copy: the optimizer would go on with the very tensors it is given
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-        self.memory.load_state_dict(state["memory"])
         if self.rule is not None:
             self.rule.load_state_dict(state["rule"])
         if self.averaging is not None:
             self.averaging.load_state_dict(state["averaging"])
         if self._needs.teacher_every is not None:
             self._take_snapshot().load_state_dict(state["teacher"])
-        self._load_own_state(own)
+        self._load_own_state(state["learner"])
 
     def save(self, path: Path | str) -> None:
         """Write the learner to a folder, tensors as safetensors and the rest as JSON."""
