@@ -692,3 +692,14 @@ def test_a_long_stream_keeps_nothing_but_the_memory(loss: Loss) -> None:
     early, late = run(50), run(500)
     assert early[1:] == late[1:]
     assert late[0] - early[0] < 100  # fewer than one in five batches
+
+
+def test_predictions_do_not_depend_on_how_many_are_made_at_once() -> None:
+    learner = Learner(small_cnn(3))
+    x = torch.randn(90, 3, 64, 64)
+    learner.learn(x[:6], torch.arange(6))
+    logits = learner.logits(x)  # 25 at once
+    for batch_size in (1, 7, 90, 500):
+        torch.testing.assert_close(learner.logits(x, batch_size=batch_size), logits)
+    with pytest.raises(InputError, match="batch_size=0"):
+        learner.logits(x, batch_size=0)

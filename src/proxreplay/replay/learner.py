@@ -39,6 +39,8 @@ from proxreplay.serialization import load_state, save_state
 Transform = Callable[[Tensor, torch.Generator | None], Tensor]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
+ELEMENTS_A_PASS = 100 * 3 * 32 * 32  # of inputs that are predicted at once on a CPU
+
 
 class Rule(Protocol):
     """Changes the gradients between the backward pass and the optimizer's step.
@@ -267,15 +269,17 @@ class Learner:
         return list(range(self._heads[0].out_features if self._heads else self._outputs or 0))
 
     @torch.no_grad()
-    def logits(self, x: Any, *, online: bool = False, batch_size: int = 500) -> Tensor:
+    def logits(self, x: Any, *, online: bool = False, batch_size: int | None = None) -> Tensor:
         """Logits in evaluation mode, ``[n, outputs]``.
 
         Args:
             x: inputs ``[n, ...]``.
             online: with the model that is trained, even where there is an average of it.
-            batch_size: inputs a forward pass.
+            batch_size: inputs a forward pass; None for 500, or as many as a CPU's cache takes well.
         """
         inputs = self._check_inputs(x)
+        batch_size = self._inputs_a_pass(inputs) if batch_size is None else batch_size
+        _check_counts(batch_size=batch_size)
         model = self.model if online or self.averaging is None else self.averaging.model
         with evaluating(model), as_written():
             return torch.cat([model(self._see(part)) for part in inputs.split(batch_size)])
@@ -289,7 +293,9 @@ class Learner:
         return self._labels.decode(self._known(self.logits(x, online=online)).argmax(dim=1))
 
     @torch.inference_mode()
-    def evaluate(self, x: Any, y: Any, *, batch_size: int = 500, online: bool = False) -> float:
+    def evaluate(
+        self, x: Any, y: Any, *, batch_size: int | None = None, online: bool = False
+    ) -> float:
         """The share of inputs whose label is predicted; labels never met count as errors."""
         indices = self._labels.find(y)
         logits = self._known(self.logits(x, online=online, batch_size=batch_size))
@@ -298,6 +304,12 @@ class Learner:
                 f"Learner: {len(logits)} inputs but {len(indices)} labels; give one each."
             )
         return float((logits.argmax(dim=1).cpu() == indices).double().mean())
+
+    def _inputs_a_pass(self, inputs: Tensor) -> int:
+        """Measured with a slim ResNet18 on 32x32: 100 are a quarter faster than 500 on a CPU."""
+        if self._device.type != "cpu":
+            return 500
+        return min(500, max(20, ELEMENTS_A_PASS // max(1, inputs[:1].numel())))
 
     def _known(self, logits: Tensor) -> Tensor:
         """Without the outputs of a fixed head that have no name yet."""
