@@ -14,6 +14,7 @@ from proxreplay import __version__
 from proxreplay.cli import app
 from proxreplay.cli.runs import parse_grid, parse_seeds, parse_sets
 from proxreplay.errors import InputError
+from tests.report.synthetic import write_run
 
 COMMANDS = ("demo", "plan", "run", "resume", "compare", "sweep", "reproduce")
 COMMANDS += ("benchmarks", "methods", "report", "figure", "data fetch", "data check")
@@ -51,6 +52,7 @@ def test_version() -> None:
         (["run", "split-mnist"], "proxreplay data fetch mnist"),
         (["resume", "nowhere"], "nowhere: no such folder"),
         (["report", "nowhere"], "nowhere: no such folder"),
+        (["report", ".", "--watch", "--out", "t.md"], "t.md is a file of tables"),
         (["compare", "split-digits", "--methods", "er", "--seeds", "4-x"], "--seeds 4-x"),
         (["sweep", "split-digits", "--grid", "lr"], "--grid lr"),
         (["reproduce", "table9"], "unknown table or figure 'table9'"),
@@ -94,6 +96,21 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
     again = call(*words, cwd=tmp_path)
     assert again.returncode == 0
     assert "LPR (ER)" in again.stdout
+
+
+def test_a_report_is_a_page_or_the_tables_alone(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "one")
+    starts = {
+        "html": "<!doctype html>",
+        "md": "## split-digits",
+        "tex": "% split-",
+        "csv": "table,",
+    }
+    for ending, start in starts.items():
+        out = tmp_path / f"report.{ending}"
+        outcome = CliRunner().invoke(app, ["report", str(tmp_path / "runs"), "--out", str(out)])
+        assert outcome.exit_code == 0
+        assert out.read_text().lower().startswith(start)
 
 
 def test_a_failing_run_is_told_and_the_exit_code_says_so(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from proxreplay.report.tables import (
     further_table,
     main_table,
     paper_row_of,
+    tables_of,
     to_csv,
     to_latex,
     to_markdown,
@@ -159,6 +160,25 @@ def test_only_the_papers_settings_stand_beside_the_paper(tmp_path: Path) -> None
         "authors": False,
         "wider": False,
     }
+
+
+def test_all_tables_of_a_study_go_into_one_file(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_run(tmp_path / f"a{seed}", "lpr-er", seed)
+    write_run(tmp_path / "b", "er", 0, settings={"memory": 100})
+    study = read_study([tmp_path])
+    rows = list(csv.reader(io.StringIO(tables_of(study, ".csv"))))
+    assert rows[0][:2] == ["table", "method"]
+    assert sum(row == rows[0] for row in rows) == 1
+    assert [row[6] for row in rows if row[3] == "Acc"] == ["2", "1"]
+    assert {row[3] for row in rows} >= {"Acc", "AAA", "WC-Acc", "Forgetting"}
+    text = tables_of(study, ".md")
+    assert [line for line in text.splitlines() if line.startswith("#")] == [
+        "## split-digits, memory of 50",
+        "## split-digits, memory of 100",
+    ]
+    assert text.count("| LPR (ER) |") == 2  # the main table, and the further one
+    assert tables_of(study, ".tex").count(r"\begin{tabular}") == 4
 
 
 def test_further_measures_leave_out_what_no_run_has(section: Section, tmp_path: Path) -> None:

@@ -104,23 +104,31 @@ def _settings(config: "RunConfig", only: tuple[str, ...] = ("",)) -> str:
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders of runs.")],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The page; default: report.html in DIR.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Default: report.html in the first folder. With .md, .tex or .csv: the tables.",
+        ),
     ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Keep it current while runs go on.")
     ] = False,
 ) -> None:
-    """Write one self-contained HTML page about all runs in the folders."""
-    from proxreplay.report.page import write_report
+    """Write one self-contained HTML page about all runs in the folders, or their tables."""
+    from proxreplay.report.page import write_report, write_tables
+    from proxreplay.report.tables import FORMATS
 
     page = out or folders[0] / "report.html"
+    only_tables = page.suffix in FORMATS
+    if watch and only_tables:
+        raise InputError(f"--watch keeps a page current, but {page} is a file of tables.")
     if watch:
         from proxreplay.report.watch import watch_report
 
         typer.echo(f"Keeping {page} current; Ctrl-C to stop.")
         watch_report(folders, page)
         return
-    summary = write_report(folders, page)
+    summary = (write_tables if only_tables else write_report)(folders, page)
     for sentence in summary.verdict:
         typer.echo(sentence)
     counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())

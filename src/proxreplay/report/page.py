@@ -23,7 +23,7 @@ from proxreplay.report.findings import headline, section_warnings, study_warning
 from proxreplay.report.paper import paper
 from proxreplay.report.study import Run, Section, Study, flat, read_study
 from proxreplay.report.tables import MEASURES as TABLE_MEASURES
-from proxreplay.report.tables import Table, comparisons, further_table, main_table
+from proxreplay.report.tables import Table, comparisons, further_table, main_table, tables_of
 
 CURVES_AT_FIRST = 8  # more than that are switched off until asked for
 MAPS = 8
@@ -66,11 +66,27 @@ def write_report(
         reload_seconds: how often the page reloads itself while runs are unfinished; None for never.
         cache: kept between calls, it spares reading runs again that have not changed.
     """
+    study = _read_some(folders, cache)
+    write_text(out, render(study, reload_seconds=reload_seconds))
+    return _summary(study, out)
+
+
+def write_tables(folders: Sequence[Path], out: Path) -> ReportSummary:
+    """Write the tables of every run at or below the folders, as the ending of ``out`` says."""
+    study = _read_some(folders)
+    write_text(out, tables_of(study, out.suffix))
+    return _summary(study, out)
+
+
+def _read_some(folders: Sequence[Path], cache: dict[Path, Any] | None = None) -> Study:
     study = read_study(folders, cache)
     if not study.runs:
         named = ", ".join(str(folder) for folder in folders)
         raise DataError(f"{named}: no runs here; a run folder holds a config.yaml.")
-    write_text(out, render(study, reload_seconds=reload_seconds))
+    return study
+
+
+def _summary(study: Study, out: Path) -> ReportSummary:
     statuses: Counter[str] = Counter(run.status for run in study.runs)
     sentences = tuple(text for section in study.sections for text in verdict(section))
     return ReportSummary(out, len(study.runs), dict(statuses), sentences)

@@ -6,7 +6,7 @@ A `Table` is drawn on the terminal, as Markdown, LaTeX, CSV, or by the page.
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -15,7 +15,7 @@ import numpy as np
 from proxreplay.evaluation import Estimate, PairedDifference, estimate, paired_difference
 from proxreplay.experiments.results import Result
 from proxreplay.report.paper import PaperRow, paper_row
-from proxreplay.report.study import Group, Section
+from proxreplay.report.study import Group, Section, Study
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -282,3 +282,23 @@ def to_csv(table: Table) -> str:
 def markdown(rows: Sequence[Row]) -> str:
     """Rows of the three main measures as a Markdown table."""
     return to_markdown(Table("", tuple(MEASURES.values()), tuple(rows)))
+
+
+FORMATS: Mapping[str, Callable[[Table], str]] = {
+    ".md": to_markdown,
+    ".tex": to_latex,
+    ".csv": to_csv,
+}
+
+
+def tables_of(study: Study, ending: str) -> str:
+    """All tables of a study as one text, for a file with one of the endings of `FORMATS`."""
+    texts = []
+    for section in study.sections:
+        heading = {".md": f"## {section.title}\n\n", ".tex": f"% {section.title}\n"}.get(ending, "")
+        tables = [table for table in (main_table(section), further_table(section)) if table.columns]
+        texts.append(heading + "\n".join(FORMATS[ending](table) for table in tables))
+    if ending == ".csv":  # one header for all
+        lines = [line for text in texts for line in text.splitlines(keepends=True) if line.strip()]
+        return "".join([*lines[:1], *(line for line in lines if line != lines[0])])
+    return "\n".join(texts)
