@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxreplay.report.findings import headline, section_warnings, study_warnings, verdict
+from proxreplay.report.page import render
 from proxreplay.report.study import read_study
 from tests.report.synthetic import write_run
 
@@ -38,6 +39,19 @@ def test_a_difference_that_may_be_chance_is_called_so(tmp_path: Path) -> None:
             (folder / "result.json").write_text(json.dumps(result))
     (sentence,) = verdict(read_study([tmp_path]).sections[0])
     assert "points above ER (not clear, 95 % interval -" in sentence
+
+
+def test_few_seeds_are_told_one_by_one_instead_of_an_interval(tmp_path: Path) -> None:
+    for seed, gain in enumerate((0.01, 0.05, 0.03)):
+        for method in ("er", "lpr-er"):
+            folder = write_run(tmp_path / f"{method}{seed}", method, seed)
+            result = json.loads((folder / "result.json").read_text())
+            result["acc"] = 0.5 + gain * (method == "lpr-er")
+            (folder / "result.json").write_text(json.dumps(result))
+    study = read_study([tmp_path])
+    (sentence,) = verdict(study.sections[0])
+    assert "ends 3.0 points above ER (seed by seed +1.0 to +5.0), ahead in 3 of 3" in sentence
+    assert "+0.0100 to +0.0500" in render(study)
 
 
 def test_one_seed_has_no_interval(tmp_path: Path) -> None:

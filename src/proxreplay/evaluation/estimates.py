@@ -47,6 +47,8 @@ class PairedDifference:
         p_value: of the two-sided sign-flip test that the difference is symmetric around 0; with n
             seeds it cannot be below ``2 / 2^n``.
         seeds: how many pairs.
+        least: the smallest of the single differences.
+        most: the largest of them.
     """
 
     mean: float
@@ -55,6 +57,8 @@ class PairedDifference:
     high: float
     p_value: float
     seeds: int
+    least: float
+    most: float
 
 
 def paired_difference(
@@ -91,7 +95,16 @@ def paired_difference(
     rng = np.random.default_rng(seed)
     low, high = _bca_interval(differences, confidence, resamples, rng)
     p = _sign_flip_p(differences, resamples, rng)
-    return PairedDifference(centre.mean, centre.standard_error, low, high, p, len(differences))
+    return PairedDifference(
+        mean=centre.mean,
+        standard_error=centre.standard_error,
+        low=low,
+        high=high,
+        p_value=p,
+        seeds=len(differences),
+        least=float(differences.min()),
+        most=float(differences.max()),
+    )
 
 
 def _resampled_means(values: Array, resamples: int, rng: np.random.Generator) -> Array:

@@ -1,6 +1,5 @@
 """What a study says, in plain words, and what to keep in mind before believing it."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -69,13 +68,15 @@ def _points(difference: PairedDifference) -> str:
 
 
 def _certainty(difference: PairedDifference, brief: bool) -> str:
-    if math.isnan(difference.low):  # one seed
+    if difference.seeds == 1:
         return ""
-    unclear = difference.low <= 0 <= difference.high
+    few = difference.seeds < FEW_SEEDS  # too few for an interval: what each of them says
+    low, high = (difference.least, difference.most) if few else (difference.low, difference.high)
+    unclear = low <= 0 <= high
     if brief:  # the table has the intervals
         return " (not clear)" if unclear else ""
-    ends = f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}"
-    return f" ({'not clear, ' if unclear else ''}95 % interval {ends})"
+    kind = "seed by seed" if few else "95 % interval"
+    return f" ({'not clear, ' if unclear else ''}{kind} {100 * low:+.1f} to {100 * high:+.1f})"
 
 
 def _leader(section: Section) -> str:

@@ -19,7 +19,13 @@ from proxreplay.evaluation.metrics import Array
 from proxreplay.experiments.results import write_text
 from proxreplay.report.commands import run_command
 from proxreplay.report.curves import MEASURES, Curve, curves, task_accuracy_map
-from proxreplay.report.findings import headline, section_warnings, study_warnings, verdict
+from proxreplay.report.findings import (
+    FEW_SEEDS,
+    headline,
+    section_warnings,
+    study_warnings,
+    verdict,
+)
 from proxreplay.report.paper import paper
 from proxreplay.report.study import Run, Section, Study, flat, read_study
 from proxreplay.report.tables import MEASURES as TABLE_MEASURES
@@ -220,13 +226,14 @@ def _differences(section: Section) -> dict[str, Any] | None:
             if d is None:
                 cells.append(None)
                 continue
-            known = not math.isnan(d.low)
+            enough = d.seeds >= FEW_SEEDS
+            low, high = (d.low, d.high) if enough else (d.least, d.most)
             cells.append(
                 {
                     "mean": f"{d.mean:+.4f}",
-                    "interval": f"{d.low:+.4f} to {d.high:+.4f}" if known else "one seed",
-                    "p": f"{d.p_value:.3f}" if known else "",
-                    "clear": known and not d.low <= 0 <= d.high,
+                    "interval": f"{low:+.4f} to {high:+.4f}" if d.seeds > 1 else "one seed",
+                    "p": f"{d.p_value:.3f}" if enough else "",
+                    "clear": enough and not low <= 0 <= high,
                 }
             )
         rows.append(
