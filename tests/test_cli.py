@@ -53,6 +53,7 @@ def test_version() -> None:
         (["resume", "nowhere"], "nowhere: no such folder"),
         (["report", "nowhere"], "nowhere: no such folder"),
         (["report", ".", "--watch", "--out", "t.md"], "t.md is a file of tables"),
+        (["report", ".", "--out", "t.tabel"], "give one of .html, .md, .tex, .csv"),
         (["compare", "split-digits", "--methods", "er", "--seeds", "4-x"], "--seeds 4-x"),
         (["sweep", "split-digits", "--grid", "lr"], "--grid lr"),
         (["reproduce", "table9"], "unknown table or figure 'table9'"),

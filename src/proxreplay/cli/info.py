@@ -120,6 +120,9 @@ def report(
 
     page = out or folders[0] / "report.html"
     only_tables = page.suffix in FORMATS
+    if not only_tables and page.suffix not in (".html", ".htm"):
+        endings = ", ".join([".html", *FORMATS])
+        raise InputError(f"--out {page}: its ending says what to write; give one of {endings}.")
     if watch and only_tables:
         raise InputError(f"--watch keeps a page current, but {page} is a file of tables.")
     if watch:
