@@ -178,6 +178,30 @@ def test_the_rule_is_refreshed_every_t_learned_batches_with_the_updated_memory()
     assert learner.batches_seen == 8
 
 
+def test_a_rolling_rule_is_told_how_much_there_is_to_remember() -> None:
+    model = mlp(2)
+    learner, twin = (
+        Learner(m, UnlimitedMemory(), LPR(m, rolling=0.8), refresh_every=1, refresh_samples=5)
+        for m in (model, copy.deepcopy(model))
+    )
+    told: list[tuple[int, int | None]] = []
+    assert isinstance(twin.rule, LPR)
+    refresh_part = twin.rule.refresh_part
+
+    def recording(inputs: Tensor, of: int | None = None) -> None:
+        told.append((len(inputs), of))
+        refresh_part(inputs, of)
+
+    twin.rule.refresh_part = recording  # type: ignore[method-assign]
+    for _ in range(3):
+        x, y = torch.randn(3, 2), torch.tensor([0, 1, 2])
+        learner.learn(x, y)
+        twin.learn(x, y)
+    assert told == [(3, 3), (5, 6), (5, 9)]
+    for a, b in zip(model.parameters(), twin.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_an_observing_rule_sees_the_incoming_batch_and_a_reference() -> None:
     class Watcher:
         reference_samples = 4
@@ -297,10 +321,10 @@ def test_refresh_sees_augmented_inputs_unless_told_otherwise() -> None:
     for augment in (True, False):
         learner = make(lpr=True, refresh_augment=augment, refresh_every=1, memory=RingMemory(6))
         seen = []
-        refresh = learner.rule.refresh
-        learner.rule.refresh = lambda inputs, seen=seen, go=refresh: (
+        refresh = learner.rule.refresh_part
+        learner.rule.refresh_part = lambda inputs, of, seen=seen, go=refresh: (
             seen.append(inputs),
-            go(inputs),
+            go(inputs, of),
         )
         learner.learn(x, y)
         assert torch.equal(seen[0], AUGMENT(x)) is not augment

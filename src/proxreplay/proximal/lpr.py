@@ -9,6 +9,7 @@ which is one gradient step of size eta in the metric P, or the minimiser of
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -63,9 +64,9 @@ class LPR(GramRule):
         tolerance: how far an eigenvalue of ``Lambda`` may be off where that makes steps cheaper:
             layers of 512 columns or more keep only the directions that matter, if those are less
             than half of all. Refreshes then cost more, as eigenvectors do. 0 is exact.
-        rolling: how much of the earlier statistics stays at every refresh. With 0.8, refreshes from
-            a small part of the memory see over time what one from all of it would see, though with
-            the network as it was then. 0 makes everything anew.
+        rolling: how much of the earlier statistics stays, at most, at every `refresh_part`. With
+            0.8, refreshes from a small part of the memory see over time what one from all of it
+            would see, though with the network as it was then. 0 makes everything anew.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -108,7 +109,7 @@ class LPR(GramRule):
         self.tolerance = tolerance
         self.rolling = rolling
         self._history: dict[str, Aged] = {}
-        self._aging: dict[str, Aged] = {}  # the next history, while a refresh is under way
+        self._part: _Part | None = None  # while `refresh_part` is under way
         check_selectors(unwrap(model), self.overrides, "LPR(overrides=...)")
         super().__init__(
             model, batch_size=batch_size, include=include, exclude=exclude, max_dim=max_dim
@@ -132,31 +133,51 @@ class LPR(GramRule):
         return Treatment(site, self._shrinkage(G, omega), positions, omega)
 
     def refresh(self, inputs: Tensor | Iterable[Any], *, batch_dim: int = 0) -> None:
-        """Rebuild every factor from the examples that must not be forgotten.
+        """Rebuild every factor from the examples that must not be forgotten; see `GramRule`.
 
-        The model is left without a trace. If anything goes wrong, the previous factors stay.
+        Nothing of earlier refreshes stays.
+        """
+        super().refresh(inputs, batch_dim=batch_dim)
+        self._history = {}
+
+    def refresh_part(
+        self, inputs: Tensor | Iterable[Any], of: int | None = None, *, batch_dim: int = 0
+    ) -> None:
+        """Refresh from a part of what must not be forgotten; what earlier parts said fades.
+
+        Of the earlier statistics, ``min(rolling, 1 - n / of)`` stays after ``n`` examples: nothing
+        if they are all there are, so that this is `refresh` until there is more than a part.
 
         Args:
-            inputs: a tensor ``[n, ...]``, or an iterable of batches the model can be called with:
-                tensors, tuples of arguments or dicts of keyword arguments.
-            batch_dim: the dimension of the examples, for models that want another one first.
+            inputs: as for `refresh`; to be drawn anew every time.
+            of: how many examples they were drawn from; None for many more.
+            batch_dim: as for `refresh`.
         """
-        self._aging = {}
+        if of is not None and of < 1:
+            raise InputError(f"LPR.refresh_part: of={of}; give at least 1.")
+        if not self._remembers:
+            self.refresh(inputs, batch_dim=batch_dim)
+            return
+        part = self._part = _Part(of)
         try:
             super().refresh(inputs, batch_dim=batch_dim)
-            self._history = self._aging
         finally:
-            self._aging = {}
+            self._part = None
+        self._history = part.history
 
     @property
     def _remembers(self) -> bool:
         return self.rolling > 0
 
     def _over_time(self, name: str, statistic: Statistic | Sketch) -> Statistic | Sketch:
-        if not self._remembers or isinstance(statistic, Sketch):
+        if self._part is None or isinstance(statistic, Sketch):
             return statistic  # sketches do not age: they are of the last refresh only
-        self._aging[name] = aged(self._history.get(name), statistic, self.rolling)
-        return self._aging[name].statistic(statistic)
+        stays = self.rolling
+        if self._part.of is not None:
+            stays = min(stays, max(0.0, 1 - statistic.samples / self._part.of))
+        now = aged(self._history.get(name), statistic, stays)
+        self._part.history[name] = now
+        return now.statistic(statistic)
 
     def state_dict(self) -> dict[str, Any]:
         """What the refreshes made: tensors, numbers and strings in nested dicts."""
@@ -200,6 +221,14 @@ class LPR(GramRule):
 
     def _rows_instead(self) -> Mapping[type[nn.Module], RowsFunction]:
         return {} if self.reference == "paper" else {_BatchNorm: authors_batchnorm_rows}
+
+
+@dataclass
+class _Part:
+    """A refresh from a part of the memory: of how many examples, and the history it makes."""
+
+    of: int | None
+    history: dict[str, Aged] = field(default_factory=dict)
 
 
 def tied_shrinkage(G: Tensor, picked: Tensor, d: int, omega: float) -> Shrinkage:

@@ -71,6 +71,14 @@ class Observer(Protocol):
         """See the incoming batch and a draw from the memory, as the model sees them."""
 
 
+@runtime_checkable
+class Rolling(Protocol):
+    """A rule that can be refreshed from a part of the memory at a time."""
+
+    def refresh_part(self, inputs: Tensor, of: int) -> None:
+        """Rebuild from inputs drawn from ``of`` remembered examples, and from earlier parts."""
+
+
 class Learner:
     """Learns from a stream, a batch at a time, and is ready to predict at every moment.
 
@@ -225,7 +233,11 @@ class Learner:
 
     def refresh(self) -> None:
         """Rebuild the rule from the memory now; `learn` does so when it is due."""
-        if self.rule is not None and len(self.memory) > 0:
+        if self.rule is None or len(self.memory) == 0:
+            return
+        if isinstance(self.rule, Rolling):
+            self.rule.refresh_part(self._memorised_inputs(), len(self.memory))
+        else:
             self.rule.refresh(self._memorised_inputs())
 
     def view(self, x: Any) -> Tensor:
