@@ -1,4 +1,4 @@
-"""From a Gram matrix to the shrinkage ``Lambda``; pure functions of tensors."""
+"""From a Gram matrix to the shrinkage ``Lambda``; functions of tensors."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -76,6 +76,12 @@ class DenseShrinkage:
     def bytes(self) -> int:
         """Memory it takes."""
         return self.Lambda.nbytes
+
+    def takes(self, other: Tensor) -> bool:
+        """Whether another such matrix fits into this one's memory."""
+        mine = self.Lambda
+        alike = (mine.shape, mine.dtype, mine.device) == (other.shape, other.dtype, other.device)
+        return alike and mine.is_contiguous() and not mine.is_inference()
 
     def apply(self, M: Tensor) -> Tensor:
         """``M Lambda``."""
@@ -298,23 +304,47 @@ def shrinkage_from_state(state: dict[str, Tensor]) -> Shrinkage:
     return SpectralShrinkage(state["U"], state["f"], float(state.get("scale", 1.0)))
 
 
-def shrinkage(G: Tensor, omega: float) -> Tensor:
-    """``Lambda = (I + omega G)^-1`` by Cholesky.
+@dataclass(frozen=True)
+class Factored:
+    """``I + omega G = L L'``: all that can fail on the way to ``Lambda`` has been done.
+
+    Args:
+        L: ``[groups, width, width]``, lower triangular, column by column in memory.
+    """
+
+    L: Tensor
+
+    def inverse(self, before: Shrinkage | None = None) -> DenseShrinkage:
+        """``Lambda = L'^-1 L^-1``, in the memory of the factor before it where that fits.
+
+        Args:
+            before: what is no longer needed.
+        """
+        if isinstance(before, DenseShrinkage) and before.takes(self.L):
+            Lambda = before.Lambda
+        else:
+            Lambda = torch.empty_like(self.L, memory_format=torch.contiguous_format)
+        if self.L.shape[-1] == 1:
+            torch.square(self.L, out=Lambda).reciprocal_()
+        else:
+            torch.cholesky_inverse(self.L, out=Lambda.mT)  # symmetric: by columns or by rows
+        return DenseShrinkage(Lambda)
+
+
+def factored_(G: Tensor, omega: float) -> Factored:
+    """The Cholesky factor of ``I + omega G``, in the memory of ``G``.
 
     The eigenvalues of ``I + omega G`` are at least 1, so this cannot fail on a finite Gram matrix.
 
     Args:
-        G: ``[groups, d, d]``, symmetric positive semi-definite.
+        G: ``[groups, d, d]``, symmetric positive semi-definite, contiguous; it is overwritten.
         omega: the strength, at least 0.
-
-    Returns:
-        ``[groups, d, d]``, symmetric, eigenvalues in (0, 1].
     """
-    P = G * omega
-    P.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    if P.shape[-1] == 1:
-        return P.reciprocal_()
-    return torch.cholesky_inverse(torch.linalg.cholesky(P))
+    G.mul_(omega).diagonal(dim1=-2, dim2=-1).add_(1.0)
+    columns = G.mT  # the same matrix, in the order LAPACK works in place
+    if G.shape[-1] == 1:
+        return Factored(columns.sqrt_())
+    return Factored(torch.linalg.cholesky(columns, out=columns))
 
 
 def truncated_shrinkage(s: Tensor, U: Tensor, omega: float, tolerance: float) -> SpectralShrinkage:
