@@ -56,6 +56,27 @@ def test_yaml_reads_exponents_as_text_and_they_are_still_numbers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "word"),
+    [
+        ("refresh.samples", "all"),
+        ("refresh.samples", "none"),
+        ("memory", "none"),
+        ("network", "none"),
+    ],
+)
+def test_what_is_not_set_can_be_said_in_words(key, word):
+    values = BASE.with_values({"refresh.samples": 5, "memory": 7, "network": "a:b"})
+    assert values.with_values({key: word}).flat()[key] is None
+
+
+def test_words_for_nothing_are_no_values_elsewhere():
+    with pytest.raises(InputError, match="memory='all' is a str; give int or none"):
+        BASE.with_values({"memory": "all"})
+    with pytest.raises(InputError, match="lr='none'"):
+        BASE.with_values({"lr": "none"})
+
+
+@pytest.mark.parametrize(
     ("key", "value"), [("lpr.rolling", 1.0), ("lpr.rolling", -0.1), ("lpr.tolerance", 0.5)]
 )
 def test_shares_outside_their_range_are_refused(key, value):

@@ -269,9 +269,14 @@ def _replace(settings: Any, path: list[str], value: Any, key: str) -> Any:
     return dataclasses.replace(settings, **{name: value})
 
 
+_UNSET = {"refresh.samples": ("none", "all")}  # words for a value that is not there
+
+
 def _coerce(value: Any, hint: Any, key: str) -> Any:
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if type(value) in options or (value is None and type(None) in options):
+    if type(None) in options and value in (None, *_UNSET.get(key, ("none",))):
+        return None
+    if type(value) in options:
         return value
     if float in options and type(value) is int:
         return float(value)
