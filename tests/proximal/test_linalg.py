@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from proxreplay.proximal.linalg import (
     DenseShrinkage,
     SpectralShrinkage,
-    factored_,
+    invert_,
+    shrinkage_,
     shrinkage_from_state,
     spectral_shrinkage,
     truncated_shrinkage,
@@ -17,10 +18,6 @@ from proxreplay.proximal.sketch import Sketch
 from tests.reference import random
 
 I6 = torch.eye(6, dtype=torch.float64)
-
-
-def shrinkage(G, omega):
-    return factored_(G.clone(), omega).inverse().Lambda
 
 
 def metric(Z, omega):
@@ -32,7 +29,7 @@ def both_forms(Z, omega):
     s, U = torch.linalg.eigh(G)
     spectral, error = spectral_shrinkage(s, U, omega, torch.zeros(len(Z)), 0.0)
     assert error <= 1e-12
-    return [DenseShrinkage(shrinkage(G, omega)), spectral]
+    return [DenseShrinkage(shrinkage_(G, omega)), spectral]
 
 
 @settings(deadline=None, max_examples=25)
@@ -90,9 +87,9 @@ def test_float32_cholesky_survives_a_badly_conditioned_gram():
     scales = torch.logspace(0, -3, 50)
     Z = torch.randn(400, 50, generator=torch.Generator().manual_seed(0)) * scales * 50
     G = (Z.T @ Z)[None]
-    exact = shrinkage((Z.double().T @ Z.double())[None], 1.0)[0]
+    exact = shrinkage_((Z.double().T @ Z.double())[None], 1.0)[0]
     assert torch.linalg.cond(torch.linalg.inv(exact)) > 1e5
-    assert torch.linalg.matrix_norm(shrinkage(G, 1.0)[0].double() - exact, 2) < 1e-3
+    assert torch.linalg.matrix_norm(shrinkage_(G, 1.0)[0].double() - exact, 2) < 1e-3
 
 
 @settings(deadline=None, max_examples=25)
@@ -146,35 +143,27 @@ def test_a_scaled_spectral_shrinkage_is_restricted_like_the_dense_one(kept):
 
 
 @pytest.mark.parametrize("groups", [1, 3])
-@pytest.mark.parametrize("width", [1, 2, 7])
-def test_a_factor_is_made_in_the_memory_of_the_gram_and_of_the_factor_before(groups, width):
+@pytest.mark.parametrize("width", [1, 2, 7, 45])
+@pytest.mark.parametrize("by_halves", [360, 5], ids=["by Cholesky", "by halves"])
+def test_a_dense_factor_is_made_in_the_memory_of_the_gram(groups, width, by_halves, monkeypatch):
+    monkeypatch.setattr("proxreplay.proximal.linalg.BY_HALVES", by_halves)
     Z = random(groups, 9, width)
     G = Z.mT @ Z
     expected = torch.linalg.inv(torch.eye(width, dtype=torch.float64) + 0.3 * G)
-    before = DenseShrinkage(torch.zeros_like(G))
-    factored = factored_(G, 0.3)
-    assert factored.L.data_ptr() == G.data_ptr()
-    made = factored.inverse(before)
-    assert made.Lambda.data_ptr() == before.Lambda.data_ptr()
-    torch.testing.assert_close(made.Lambda, expected)
+    made = shrinkage_(G, 0.3)
+    assert made.data_ptr() == G.data_ptr()
+    torch.testing.assert_close(made, expected)
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        pytest.param(None, id="none"),
-        pytest.param(DenseShrinkage(torch.zeros(1, 3, 3)), id="another dtype"),
-        pytest.param(DenseShrinkage(torch.zeros(1, 4, 4).double()), id="another width"),
-        pytest.param(DenseShrinkage(torch.zeros(1, 3, 3).double().mT), id="by columns"),
-        pytest.param(
-            SpectralShrinkage(torch.zeros(1, 3, 2).double(), torch.zeros(1, 2)), id="spectral"
-        ),
-    ],
-)
-def test_a_factor_before_that_does_not_fit_is_left_alone(before):
-    held = {} if before is None else {k: v.clone() for k, v in before.state().items()}
-    Z = random(1, 9, 3)
-    made = factored_(Z.mT @ Z, 2.0).inverse(before).Lambda
-    torch.testing.assert_close(made, torch.linalg.inv(torch.eye(3).double() + 2 * Z.mT @ Z))
-    for key, value in held.items():
-        assert torch.equal(before.state()[key], value)
+def test_inverting_by_halves_is_as_precise_as_by_cholesky():
+    """Float32, condition 1e6, 900 columns: two levels of halves."""
+    d = 900
+    scales = torch.logspace(0, -3, d) * 30
+    Z = torch.randn(d + 200, d, generator=torch.Generator().manual_seed(0)) * scales
+    P = Z.T @ Z + torch.eye(d)
+    exact = torch.linalg.inv(P.double())
+    cholesky = torch.cholesky_inverse(torch.linalg.cholesky(P))
+    invert_(P)
+    error, usual = (float(torch.linalg.matrix_norm(M.double() - exact, 2)) for M in (P, cholesky))
+    assert error < 3 * usual < 1e-5
+    assert float((P - P.T).abs().max()) < 1e-6

@@ -15,7 +15,7 @@ from proxreplay.errors import InputError
 from proxreplay.models import small_cnn
 from proxreplay.models.heads import GrowingHead
 from proxreplay.proximal import Strength
-from proxreplay.proximal.linalg import SpectralShrinkage, factored_
+from proxreplay.proximal.linalg import SpectralShrinkage, shrinkage_
 from tests.reference import (
     assert_same_state,
     dense_shrinkage,
@@ -474,29 +474,6 @@ def test_a_refresh_lets_go_of_a_layers_inputs_before_the_next_layers():
     assert max(alive) <= 2, alive
 
 
-def test_a_refresh_makes_its_factors_where_the_last_ones_were():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 4))
-    lpr, fresh = LPR(model), LPR(model)
-    lpr.refresh(torch.randn(6, 2, 4, 4))
-    before = {name: one.factor.Lambda.data_ptr() for name, one in lpr._treatments.items()}
-    x = torch.randn(5, 2, 4, 4)
-    lpr.refresh(x)
-    fresh.refresh(x)
-    assert {n: one.factor.Lambda.data_ptr() for n, one in lpr._treatments.items()} == before
-    assert_same_state(lpr.state_dict(), fresh.state_dict())
-
-
-def test_a_loaded_state_is_not_overwritten_by_a_refresh():
-    model = nn.Linear(3, 2)
-    first, second = LPR(model), LPR(model)
-    first.refresh(torch.randn(5, 3))
-    second.load_state_dict(first.state_dict())
-    before = copy.deepcopy(first.state_dict())
-    second.refresh(torch.randn(5, 3))
-    assert_same_state(first.state_dict(), before)
-
-
 def test_factors_stay_when_one_of_the_next_cannot_be_made(monkeypatch):
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     lpr = LPR(model)
@@ -508,20 +485,9 @@ def test_factors_stay_when_one_of_the_next_cannot_be_made(monkeypatch):
         made.append(G)
         if len(made) == 2:
             raise torch.linalg.LinAlgError("not positive definite")
-        return factored_(G, omega)
+        return shrinkage_(G, omega)
 
-    monkeypatch.setattr("proxreplay.proximal.lpr.factored_", failing)
+    monkeypatch.setattr("proxreplay.proximal.lpr.shrinkage_", failing)
     with pytest.raises(torch.linalg.LinAlgError):
         lpr.refresh(torch.randn(5, 3))
     assert_same_state(lpr.state_dict(), before)
-
-
-def test_factors_made_in_inference_mode_can_be_followed_by_others():
-    lpr = LPR(nn.Linear(3, 2))
-    with torch.inference_mode():
-        lpr.refresh(torch.randn(5, 3))
-    x = torch.randn(5, 3)
-    lpr.refresh(x)
-    fresh = LPR(lpr.model)
-    fresh.refresh(x)
-    assert_same_state(lpr.state_dict(), fresh.state_dict())

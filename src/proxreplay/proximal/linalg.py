@@ -6,6 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+BY_HALVES = 360  # columns up to which LAPACK inverts as fast as large products do
+
 
 class Shrinkage(Protocol):
     """A symmetric ``Lambda: [groups, width, width]`` with eigenvalues in [0, 1], in some form."""
@@ -76,12 +78,6 @@ class DenseShrinkage:
     def bytes(self) -> int:
         """Memory it takes."""
         return self.Lambda.nbytes
-
-    def takes(self, other: Tensor) -> bool:
-        """Whether another such matrix fits into this one's memory."""
-        mine = self.Lambda
-        alike = (mine.shape, mine.dtype, mine.device) == (other.shape, other.dtype, other.device)
-        return alike and mine.is_contiguous() and not mine.is_inference()
 
     def apply(self, M: Tensor) -> Tensor:
         """``M Lambda``."""
@@ -304,47 +300,57 @@ def shrinkage_from_state(state: dict[str, Tensor]) -> Shrinkage:
     return SpectralShrinkage(state["U"], state["f"], float(state.get("scale", 1.0)))
 
 
-@dataclass(frozen=True)
-class Factored:
-    """``I + omega G = L L'``: all that can fail on the way to ``Lambda`` has been done.
-
-    Args:
-        L: ``[groups, width, width]``, lower triangular, column by column in memory.
-    """
-
-    L: Tensor
-
-    def inverse(self, before: Shrinkage | None = None) -> DenseShrinkage:
-        """``Lambda = L'^-1 L^-1``, in the memory of the factor before it where that fits.
-
-        Args:
-            before: what is no longer needed.
-        """
-        if isinstance(before, DenseShrinkage) and before.takes(self.L):
-            Lambda = before.Lambda
-        else:
-            Lambda = torch.empty_like(self.L, memory_format=torch.contiguous_format)
-        if self.L.shape[-1] == 1:
-            torch.square(self.L, out=Lambda).reciprocal_()
-        else:
-            torch.cholesky_inverse(self.L, out=Lambda.mT)  # symmetric: by columns or by rows
-        return DenseShrinkage(Lambda)
-
-
-def factored_(G: Tensor, omega: float) -> Factored:
-    """The Cholesky factor of ``I + omega G``, in the memory of ``G``.
+def shrinkage_(G: Tensor, omega: float) -> Tensor:
+    """``Lambda = (I + omega G)^-1``, in the memory of ``G``.
 
     The eigenvalues of ``I + omega G`` are at least 1, so this cannot fail on a finite Gram matrix.
 
     Args:
-        G: ``[groups, d, d]``, symmetric positive semi-definite, contiguous; it is overwritten.
+        G: ``[groups, d, d]``, symmetric positive semi-definite.
         omega: the strength, at least 0.
+
+    Returns:
+        ``[groups, d, d]``, symmetric up to rounding, eigenvalues in (0, 1].
     """
     G.mul_(omega).diagonal(dim1=-2, dim2=-1).add_(1.0)
-    columns = G.mT  # the same matrix, in the order LAPACK works in place
     if G.shape[-1] == 1:
-        return Factored(columns.sqrt_())
-    return Factored(torch.linalg.cholesky(columns, out=columns))
+        return G.reciprocal_()
+    if len(G) == 1:
+        invert_(G[0])
+        return G
+    return _by_cholesky_(G)
+
+
+def invert_(P: Tensor) -> None:
+    """``P <- P^-1`` for ``P: [d, d]``, symmetric, with no eigenvalue below 1.
+
+    By halves, ``P = [[A, B'], [B, D]]``: with ``X = B A^-1`` and ``S = D - X B'``, none of whose
+    eigenvalues is below 1 either,
+
+        P^-1 = [[A^-1 + X' S^-1 X, -X' S^-1], [-S^-1 X, S^-1]].
+
+    That is all large products, which are faster than what LAPACK does with triangles.
+    """
+    d = len(P)
+    if d <= BY_HALVES:
+        _by_cholesky_(P)
+        return
+    half = d // 2
+    A, B, D = P[:half, :half], P[half:, :half], P[half:, half:]
+    invert_(A)
+    X = B @ A
+    D.addmm_(X, B.T, alpha=-1)
+    invert_(D)
+    torch.addmm(B, D, X, beta=0, alpha=-1, out=B)
+    A.addmm_(X.T, B, alpha=-1)
+    P[:half, half:] = B.T
+
+
+def _by_cholesky_(P: Tensor) -> Tensor:
+    columns = P.mT  # the same matrices, in the order in which LAPACK works in place
+    torch.linalg.cholesky(columns, out=columns)
+    torch.cholesky_inverse(columns, out=columns)
+    return P
 
 
 def truncated_shrinkage(s: Tensor, U: Tensor, omega: float, tolerance: float) -> SpectralShrinkage:

@@ -20,15 +20,16 @@ from proxreplay.errors import InputError
 from proxreplay.proximal.gram import ColumnRows, Rows
 from proxreplay.proximal.layers import batchnorm_rows
 from proxreplay.proximal.linalg import (
+    DenseShrinkage,
     Shrinkage,
-    factored_,
     rowwise_shrinkage,
+    shrinkage_,
     spectral_shrinkage,
     truncated_shrinkage,
 )
 from proxreplay.proximal.registry import RowsFunction
 from proxreplay.proximal.rolling import Aged, aged
-from proxreplay.proximal.rule import GramRule, Pending, Treatment
+from proxreplay.proximal.rule import GramRule, Treatment
 from proxreplay.proximal.selection import Selector, check_selectors, override_of
 from proxreplay.proximal.sites import Site, Survey, unwrap
 from proxreplay.proximal.sketch import Sketch
@@ -122,17 +123,14 @@ class LPR(GramRule):
             survey.untreated | dict.fromkeys(sorted(off), "its omega_0 is 0."),
         )
 
-    def _treat(self, site: Site, statistic: Statistic) -> Treatment | Pending:
+    def _treat(self, site: Site, statistic: Statistic) -> Treatment:
         positions = statistic.positions
         omega = self._strength(site).omega(statistic.samples, self._spared(site, positions))
         G = statistic.G.to(statistic.dtype).contiguous()
         if statistic.picked is not None:
             factor = tied_shrinkage(G, statistic.picked.to(G), statistic.d, omega)
             return Treatment(site, factor, positions, omega)
-        few = self._few_directions(G, omega)
-        if few is not None:
-            return Treatment(site, few, positions, omega)
-        return Pending(site, factored_(G, omega), positions, omega)
+        return Treatment(site, self._shrinkage(G, omega), positions, omega)
 
     def refresh(self, inputs: Tensor | Iterable[Any], *, batch_dim: int = 0) -> None:
         """Rebuild every factor from the examples that must not be forgotten; see `GramRule`.
@@ -192,13 +190,17 @@ class LPR(GramRule):
         saved = state.get("history", {})
         self._history = {name: Aged.from_state(one) for name, one in saved.items()}
 
-    def _few_directions(self, G: Tensor, omega: float) -> Shrinkage | None:
-        """``(I + omega G)^-1`` in spectral form where that multiplies with fewer operations."""
-        if self.tolerance == 0 or G.shape[1] < SPECTRAL_FROM:
-            return None
-        s, U = torch.linalg.eigh(G)
-        few = truncated_shrinkage(s, U, omega, self.tolerance)
-        return few if 2 * few.f.shape[1] < few.width else None
+    def _shrinkage(self, G: Tensor, omega: float) -> Shrinkage:
+        """``(I + omega G)^-1``, dense or spectral, whichever multiplies with fewer operations.
+
+        The dense form takes the memory of ``G``.
+        """
+        if self.tolerance > 0 and G.shape[1] >= SPECTRAL_FROM:
+            s, U = torch.linalg.eigh(G)
+            few = truncated_shrinkage(s, U, omega, self.tolerance)
+            if 2 * few.f.shape[1] < few.width:
+                return few
+        return DenseShrinkage(shrinkage_(G, omega))
 
     def _treat_sketch(self, site: Site, sketch: Sketch) -> Treatment | str:
         positions = sketch.positions

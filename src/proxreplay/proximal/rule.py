@@ -23,7 +23,7 @@ from proxreplay.proximal.gradients import (
     multiply_vectors_,
     vectors_of,
 )
-from proxreplay.proximal.linalg import Factored, Shrinkage, shrinkage_from_state
+from proxreplay.proximal.linalg import Shrinkage, shrinkage_from_state
 from proxreplay.proximal.plan import Plan, make_plan
 from proxreplay.proximal.registry import RowsFunction
 from proxreplay.proximal.selection import Selector, check_selectors
@@ -143,14 +143,11 @@ class Treatment:
     omega: float | None = None
 
     def state(self) -> dict[str, Any]:
-        """Tensors, numbers and strings, from which `from_state` makes it again.
-
-        The tensors are copies, as the next refresh may overwrite those in use.
-        """
+        """Tensors, numbers and strings, from which `from_state` makes it again."""
         strength = {} if self.omega is None else {"omega": self.omega}
         return {
             "parameters": [column.name for column in self.site.columns],
-            "factor": {key: value.clone() for key, value in self.factor.state().items()},
+            "factor": self.factor.state(),
             "positions": self.positions,
             **strength,
         }
@@ -158,8 +155,7 @@ class Treatment:
     @classmethod
     def from_state(cls, site: Site, state: Mapping[str, Any], device: torch.device) -> Self:
         """The treatment that `state` was taken from."""
-        tensors = {key: value.to(device, copy=True) for key, value in state["factor"].items()}
-        factor = shrinkage_from_state(tensors)
+        factor = shrinkage_from_state(state["factor"]).to(device)
         return cls(site, factor, state["positions"], state.get("omega"))
 
     def described(self) -> TreatedLayer:
@@ -175,21 +171,6 @@ class Treatment:
             bytes=factor.bytes,
             shared_with=tuple(member.module for member in site.members[1:]),
         )
-
-
-@dataclass(frozen=True)
-class Pending:
-    """A treatment but for its last step, which cannot fail and overwrites the factor before it."""
-
-    site: Site
-    factor: Factored
-    positions: float
-    omega: float | None = None
-
-    def in_place_of(self, before: Treatment | None) -> Treatment:
-        """The treatment, in the memory of the one before where that fits."""
-        factor = self.factor.inverse(None if before is None else before.factor)
-        return Treatment(self.site, factor, self.positions, self.omega)
 
 
 class LayerwiseRule(GradientRule):
@@ -346,14 +327,14 @@ class GramRule(LayerwiseRule):
         self.batch_size = batch_size
 
     @abstractmethod
-    def _treat(self, site: Site, statistic: Statistic) -> Treatment | Pending:
-        """From a site's statistic, which may be overwritten, to what multiplies its gradients."""
+    def _treat(self, site: Site, statistic: Statistic) -> Treatment:
+        """From a site's statistic to what its gradients are multiplied with."""
 
     def _treat_sketch(self, site: Site, sketch: Sketch) -> Treatment | str:
         """The same where ``d > max_dim``, or the reason for leaving the layer alone."""
         return f"d = {sketch.B.shape[2]} is more than max_dim = {self.max_dim}."
 
-    def _made_from(self, site: Site, statistic: Statistic | Sketch) -> Treatment | Pending | str:
+    def _made_from(self, site: Site, statistic: Statistic | Sketch) -> Treatment | str:
         if isinstance(statistic, Sketch):
             return self._treat_sketch(site, statistic)
         if statistic.picked is not None and not self._tied:
@@ -383,22 +364,16 @@ class GramRule(LayerwiseRule):
             batch_dim=batch_dim,
             instead=self._rows_instead(),
         )
-        made: dict[str, Treatment | Pending] = {}
+        treatments = {}
         with torch.no_grad():
             for name in list(statistics):  # each is let go as soon as its factor is there
                 statistic = self._over_time(name, statistics.pop(name))
-                one = self._made_from(survey.sites[name], statistic)
-                if isinstance(one, str):
-                    left_out[name] = one
+                made = self._made_from(survey.sites[name], statistic)
+                if isinstance(made, Treatment):
+                    treatments[name] = made
                 else:
-                    made[name] = one
-            treatments = {name: self._finished(name, one) for name, one in made.items()}
+                    left_out[name] = made
         self._put_in_force(treatments, survey.untreated | left_out)
-
-    def _finished(self, name: str, made: Treatment | Pending) -> Treatment:
-        if isinstance(made, Treatment):
-            return made
-        return made.in_place_of(self._treatments.get(name))
 
     def plan(
         self,
