@@ -54,6 +54,14 @@ def test_a_selection_leaves_the_rest_out(tmp_path: Path) -> None:
         reproduction_jobs(find_reproduction("table1"), Selection(rows=["err"]), tmp_path)
 
 
+def test_tables_are_made_as_in_the_paper_with_the_whole_memory(tmp_path: Path) -> None:
+    table, one = find_reproduction("table1"), Selection(rows=["lpr-er"], memory=2000, seeds=[0])
+    [job] = reproduction_jobs(table, one, tmp_path)
+    assert job.config.refresh.samples is None
+    [job] = reproduction_jobs(table, one, tmp_path, {"refresh.samples": 400})
+    assert job.config.refresh.samples == 400
+
+
 def test_the_quick_protocol_is_smaller_and_of_the_same_shape(tmp_path: Path) -> None:
     table = find_reproduction("sensitivity")
     whole = reproduction_jobs(table, Selection(seeds=[0]), tmp_path)

@@ -140,6 +140,7 @@ REPRODUCTIONS: Mapping[str, Reproduction] = {
 }
 
 # The same shape, smaller: short tasks, a smaller memory, sparse evaluation.
+PAPER: Mapping[str, Any] = {"refresh.samples": None}  # its tables use the whole memory
 QUICK = {"stream.limit": 200, "eval_every": 10, "refresh.samples": 100}
 QUICK_MEMORY_SHARE = 10
 
@@ -194,7 +195,7 @@ def reproduction_jobs(
                         values: dict[str, Any] = {"memory": memory, "seed": seed, **variant}
                         if selection.quick:
                             values |= _quick(values)
-                        config = configure(part.benchmark, method, *layers, values)
+                        config = configure(part.benchmark, method, PAPER, *layers, values)
                         name = _folder_name(part, method, memory, variant, seed)
                         jobs.append(Job(config, out / "runs" / name, options or RunOptions()))
     if not jobs:

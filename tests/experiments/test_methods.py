@@ -35,6 +35,16 @@ def test_every_method_has_settings_on_every_benchmark(benchmark: str, method: st
     assert config.steps_per_batch == declaration.steps_per_batch
 
 
+@pytest.mark.parametrize(
+    ("method", "samples"), [("lpr-er", 100), ("lpr-lode", 100), ("er", None), ("gpm", None)]
+)
+def test_lpr_is_refreshed_from_a_part_of_the_memory_unless_told_otherwise(
+    method: str, samples: int | None
+) -> None:
+    assert configure("split-cifar100", method).refresh.samples == samples
+    assert configure("split-cifar100", method, {"refresh.samples": "all"}).refresh.samples is None
+
+
 def test_later_layers_are_stronger() -> None:
     config = configure("split-cifar100", "lpr-er", {"lr": 0.3, "memory": 7}, {"lr": 0.4})
     assert (config.lr, config.memory, config.lpr.omega_0) == (0.4, 7, 4.0)

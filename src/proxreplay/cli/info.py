@@ -71,7 +71,8 @@ def methods(
     from rich.console import Console
     from rich.table import Table
 
-    from proxreplay.experiments.methods import LPR_PREFIX, METHODS, configure
+    from proxreplay.experiments.benchmarks import LPR_PREFIX
+    from proxreplay.experiments.methods import METHODS, configure
 
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("Method", no_wrap=True)

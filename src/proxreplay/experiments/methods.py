@@ -19,6 +19,7 @@ from proxreplay.data.scenarios import (
 from proxreplay.data.streams import ShortLast, Subset
 from proxreplay.errors import InputError
 from proxreplay.experiments.benchmarks import (
+    LPR_PREFIX,
     Benchmark,
     MethodSettings,
     default_settings,
@@ -31,11 +32,10 @@ from proxreplay.models.heads import GrowingHead
 from proxreplay.proximal import AGEM, AOP, GPM, LPR, OWM, SGP, AdaptiveAlpha, StreamProgress
 from proxreplay.replay import ClassBalancedMemory, Learner, UnlimitedMemory
 from proxreplay.replay.averaging import EMA
-from proxreplay.replay.learner import Rule
+from proxreplay.replay.learner import REFRESH_SAMPLES, Rule
 from proxreplay.replay.losses import Derpp, DerppSnapshot, Er, ErAce, Finetune, Lode, Loss
 from proxreplay.seeding import seeded
 
-LPR_PREFIX = "lpr-"
 CUSTOM = "custom"
 
 
@@ -334,6 +334,8 @@ def configure(benchmark_name: str, method_name: str, *layers: Mapping[str, Any])
         {"memory": defaults.memory, "steps_per_batch": defaults.steps_per_batch}
     )
     config = config.with_values(_tuned(defaults.settings, method))
+    if method.name.startswith(LPR_PREFIX):
+        config = config.with_values({"refresh.samples": REFRESH_SAMPLES})
     for values in layers:
         config = config.with_values(values)
     if (config.benchmark, config.method) != (benchmark_name, method.name):

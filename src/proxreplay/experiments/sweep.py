@@ -13,8 +13,9 @@ from typing import Any
 import yaml
 
 from proxreplay.errors import InputError
+from proxreplay.experiments.benchmarks import LPR_PREFIX
 from proxreplay.experiments.config import RunConfig
-from proxreplay.experiments.methods import LPR_PREFIX, configure, find_method
+from proxreplay.experiments.methods import configure, find_method
 from proxreplay.experiments.results import read_run, write_text
 from proxreplay.experiments.run import RunOptions
 from proxreplay.experiments.study import Job

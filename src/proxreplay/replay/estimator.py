@@ -16,7 +16,7 @@ from proxreplay.errors import InputError
 from proxreplay.models.networks import mlp
 from proxreplay.proximal.lpr import LPR
 from proxreplay.replay.averaging import EMA
-from proxreplay.replay.learner import Learner
+from proxreplay.replay.learner import REFRESH_SAMPLES, Learner
 from proxreplay.replay.losses import Loss, er
 from proxreplay.replay.memory import ClassBalancedMemory
 from proxreplay.seeding import seeded
@@ -67,7 +67,7 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         steps_per_batch: int = 3,
         replay_batch: int = 10,
         refresh_every: int = 10,
-        refresh_samples: int | None = 200,
+        refresh_samples: int | None = REFRESH_SAMPLES,
         n_epochs: int = 5,
         random_state: int | np.random.RandomState | None = None,
     ) -> None:

@@ -21,9 +21,9 @@ from proxreplay.evaluation import (
     variation_of_tasks,
 )
 from proxreplay.evaluation.metrics import Array
-from proxreplay.experiments.benchmarks import BENCHMARKS
+from proxreplay.experiments.benchmarks import BENCHMARKS, LPR_PREFIX
 from proxreplay.experiments.config import RunConfig, StreamSettings, keys
-from proxreplay.experiments.methods import LPR_PREFIX, METHODS, configure
+from proxreplay.experiments.methods import METHODS, configure
 from proxreplay.experiments.results import (
     Record,
     Result,
