@@ -101,4 +101,4 @@ def test_an_engine_needs_at_least_one_process() -> None:
 
 def test_methods_are_compared_on_the_same_stream_and_weights() -> None:
     er, lpr = (configure("split-digits", m) for m in ("er", "lpr-er"))
-    assert er.with_values({"method": "lpr-er"}) == lpr
+    assert er.with_values({"method": "lpr-er", "refresh.samples": lpr.refresh.samples}) == lpr
