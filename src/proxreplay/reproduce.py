@@ -139,8 +139,9 @@ REPRODUCTIONS: Mapping[str, Reproduction] = {
     )
 }
 
-# The same shape, smaller: short tasks, a smaller memory, sparse evaluation.
 PAPER: Mapping[str, Any] = {"refresh.samples": None}  # its tables use the whole memory
+
+# The same shape, smaller: short tasks, a smaller memory, sparse evaluation.
 QUICK = {"stream.limit": 200, "eval_every": 10, "refresh.samples": 100}
 QUICK_MEMORY_SHARE = 10
 

@@ -39,7 +39,7 @@ from proxreplay.serialization import load_state, save_state
 Transform = Callable[[Tensor, torch.Generator | None], Tensor]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
-REFRESH_SAMPLES = 100  # as good as the whole memory at any size, and cheap (docs/speed.md)
+REFRESH_SAMPLES = 100  # cheap, and for LPR as good as the whole memory (docs/speed.md)
 ELEMENTS_A_PASS = 100 * 3 * 32 * 32  # of inputs that are predicted at once on a CPU
 
 
@@ -102,7 +102,8 @@ class Learner:
         steps_per_batch: SGD steps a stream batch.
         replay_batch: examples replayed a step.
         refresh_every: stream batches between refreshes of the rule.
-        refresh_samples: examples of the memory a refresh uses, drawn anew; None for all.
+        refresh_samples: examples of the memory a refresh uses, drawn anew; None for all, which is
+            what GPM and SGP should have.
         refresh_augment: whether a refresh sees augmented inputs, as training does.
         transform: from stored inputs to what the model sees; a generator switches augmentation on.
         device: where the model goes; None for where it is.
