@@ -130,6 +130,11 @@ class SpectralShrinkage:
         return self.U.shape[1]
 
     @property
+    def rank(self) -> int:
+        """Directions kept."""
+        return self.U.shape[2]
+
+    @property
     def dtype(self) -> torch.dtype:
         """What gradients are multiplied in."""
         return self.U.dtype

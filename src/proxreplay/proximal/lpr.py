@@ -9,7 +9,7 @@ which is one gradient step of size eta in the metric P, or the minimiser of
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -22,6 +22,7 @@ from proxreplay.proximal.layers import batchnorm_rows
 from proxreplay.proximal.linalg import (
     DenseShrinkage,
     Shrinkage,
+    SpectralShrinkage,
     rowwise_shrinkage,
     shrinkage_,
     spectral_shrinkage,
@@ -35,6 +36,7 @@ from proxreplay.proximal.sites import Site, Survey, unwrap
 from proxreplay.proximal.sketch import Sketch
 from proxreplay.proximal.statistics import Statistic
 from proxreplay.proximal.strength import Overrides, Strength
+from proxreplay.proximal.subspace import Pace, follow, pays
 
 TOLERANCE = 0.01  # of Lambda in the spectral norm, where d > max_dim
 SPECTRAL_FROM = 512  # columns; below, a product costs less than finding out how to save it
@@ -61,9 +63,10 @@ class LPR(GramRule):
         reference: "authors" repeats two habits of the released code, for comparison: BatchNorm rows
             are divided by ``var + eps`` without the root, and Linear layers on sequences are not
             spared (``n_eff = 1``).
-        tolerance: how far an eigenvalue of ``Lambda`` may be off where that makes steps cheaper:
-            layers of 512 columns or more keep only the directions that matter, if those are less
-            than half of all. Refreshes then cost more, as eigenvectors do. 0 is exact.
+        tolerance: how far ``Lambda`` may be off (in the spectral norm, so each eigenvalue) where
+            that is cheaper: layers of 512 columns or more keep only the directions that matter.
+            The first refresh finds them by eigenvectors, later ones from those of the refresh
+            before. 0 is exact.
         rolling: how much of the earlier statistics stays, at most, at every `refresh_part`. With
             0.8, refreshes from a small part of the memory see over time what one from all of it
             would see, though with the network as it was then. 0 makes everything anew.
@@ -108,6 +111,7 @@ class LPR(GramRule):
         self.reference = reference
         self.tolerance = tolerance
         self.rolling = rolling
+        self._pace = Pace()
         self._history: dict[str, Aged] = {}
         self._part: _Part | None = None  # while `refresh_part` is under way
         check_selectors(unwrap(model), self.overrides, "LPR(overrides=...)")
@@ -130,7 +134,16 @@ class LPR(GramRule):
         if statistic.picked is not None:
             factor = tied_shrinkage(G, statistic.picked.to(G), statistic.d, omega)
             return Treatment(site, factor, positions, omega)
-        return Treatment(site, self._shrinkage(G, omega), positions, omega)
+        return Treatment(site, self._shrinkage(site, G, omega), positions, omega)
+
+    def precondition_(self, only: Collection[int] | None = None) -> None:
+        """``G <- G Lambda`` for every layer that has a gradient and a factor; see `LayerwiseRule`.
+
+        Args:
+            only: ids of the parameters to treat as moving; None for all that have a gradient.
+        """
+        super().precondition_(only)
+        self._pace.steps += 1
 
     def refresh(self, inputs: Tensor | Iterable[Any], *, batch_dim: int = 0) -> None:
         """Rebuild every factor from the examples that must not be forgotten; see `GramRule`.
@@ -139,6 +152,7 @@ class LPR(GramRule):
         """
         super().refresh(inputs, batch_dim=batch_dim)
         self._history = {}
+        self._pace.refreshed()
 
     def refresh_part(
         self, inputs: Tensor | Iterable[Any], of: int | None = None, *, batch_dim: int = 0
@@ -164,6 +178,7 @@ class LPR(GramRule):
         finally:
             self._part = None
         self._history = part.history
+        self._pace.refreshed()
 
     @property
     def _remembers(self) -> bool:
@@ -182,25 +197,53 @@ class LPR(GramRule):
     def state_dict(self) -> dict[str, Any]:
         """What the refreshes made: tensors, numbers and strings in nested dicts."""
         history = {name: aged.state() for name, aged in self._history.items()}
-        return super().state_dict() | ({"history": history} if history else {})
+        pace = asdict(self._pace) if self.tolerance > 0 else {}
+        more = {"history": history, "pace": pace}
+        return super().state_dict() | {name: one for name, one in more.items() if one}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` of the same rule on a model of the same shape gave."""
         super().load_state_dict(state)
         saved = state.get("history", {})
         self._history = {name: Aged.from_state(one) for name, one in saved.items()}
+        self._pace = Pace(**state.get("pace", {}))
 
-    def _shrinkage(self, G: Tensor, omega: float) -> Shrinkage:
-        """``(I + omega G)^-1``, dense or spectral, whichever multiplies with fewer operations.
+    def _shrinkage(self, site: Site, G: Tensor, omega: float) -> Shrinkage:
+        """``(I + omega G)^-1``, dense or spectral, whichever is cheaper until the next refresh.
 
         The dense form takes the memory of ``G``.
         """
         if self.tolerance > 0 and G.shape[1] >= SPECTRAL_FROM:
-            s, U = torch.linalg.eigh(G)
-            few = truncated_shrinkage(s, U, omega, self.tolerance)
-            if 2 * few.f.shape[1] < few.width:
+            few = self._spectral(site, G, omega)
+            if few is not None:
                 return few
         return DenseShrinkage(shrinkage_(G, omega))
+
+    def _spectral(self, site: Site, G: Tensor, omega: float) -> SpectralShrinkage | None:
+        """The directions that matter, if they are few; None for the dense form.
+
+        They are followed from refresh to refresh. Where there are none to follow, eigenvectors
+        tell, but not at every refresh: they may tell that it is not worth it.
+        """
+        groups, width, _ = G.shape
+        if groups > 1:
+            return None
+        weight = site.columns[0].parameter(unwrap(self.model))
+        out = weight.numel() // site.widths(width)[0]
+
+        def worth(rank: int) -> bool:
+            return pays(width, out, rank, self._pace.expected)
+
+        before = self._treatments.get(site.name)
+        known = None if before is None else before.factor
+        few = None
+        if isinstance(known, SpectralShrinkage) and known.width == width:
+            if worth(known.rank):
+                few = follow(G[0], omega, self.tolerance, known.U[0].to(G))
+        elif self._pace.time_to_look:
+            s, V = torch.linalg.eigh(G)
+            few = truncated_shrinkage(s, V, omega, self.tolerance)
+        return few if few is not None and worth(few.rank) else None
 
     def _treat_sketch(self, site: Site, sketch: Sketch) -> Treatment | str:
         positions = sketch.positions
