@@ -6,6 +6,8 @@ by ``scale I`` changes ``Lambda = P^-1`` by
 
     [[F' S F, -F' S], [-S F, S - scale I]],     F = E D^-1,     S = (C - E D^-1 E')^-1 <= I.
 
+whose norm is at most that of ``[[|F|^2, |F|], [|F|, |S - scale I|]]``.
+
 ``|F|`` is known: it is the residual ``omega G U - U diag(s)``, each column over ``1 + s``. What is
 left of ``S`` depends on the largest eigenvalue outside of ``U``, which power iterations from the
 Ritz vectors that are not kept find from below.
@@ -67,7 +69,7 @@ def follow(G: Tensor, omega: float, tolerance: float, U: Tensor) -> SpectralShri
         U: ``[d, r]``, the directions of a Gram matrix that is not much different.
 
     Returns:
-        None if five rounds are not enough.
+        None if five rounds are not enough, or fewer than half of the directions.
     """
     d, r = U.shape
     rng = torch.Generator().manual_seed(d)
@@ -86,7 +88,9 @@ def follow(G: Tensor, omega: float, tolerance: float, U: Tensor) -> SpectralShri
         first = int((lost <= 2 * SHARE * tolerance).sum())  # ascending, so they come first
         images = GQ @ V
         kept = len(s) - first
-        if first < min(max(8, kept // 5), d - kept):  # too few to tell what is outside
+        if 2 * kept >= d:
+            return None
+        if first < max(8, kept // 5):  # too few to tell what is outside
             more = min(d - len(s), len(s) // 2)
             Q = torch.cat([images, G @ unseen(more)], dim=1)
             continue
@@ -94,7 +98,7 @@ def follow(G: Tensor, omega: float, tolerance: float, U: Tensor) -> SpectralShri
         residual = (omega * images[:, first:] - directions * s[first:]) / (1 + s[first:])
         outside = omega * _largest_outside(G, directions, images[:, :first])
         half = outside / (1 + outside) / 2
-        if half / 2 + hypot(half / 2, _norm(residual)) <= CERTAIN * tolerance:
+        if _norm_by_blocks(_norm(residual), half) <= CERTAIN * tolerance:
             relative = (1 - (1 - lost[first:]) / (1 - half)).clamp(0, 1)
             return SpectralShrinkage(directions[None], relative[None], 1 - half)
         Q = images
@@ -138,6 +142,11 @@ def _largest_outside(G: Tensor, U: Tensor, images: Tensor) -> float:
         images = GX - U @ (U.mT @ GX)
         _, V = torch.linalg.eigh(images.mT @ images)
     return _norm(images)
+
+
+def _norm_by_blocks(f: float, rest: float) -> float:
+    """The largest eigenvalue of ``[[f^2, f], [f, rest]]``."""
+    return (f**2 + rest) / 2 + hypot((f**2 - rest) / 2, f)
 
 
 def _norm(A: Tensor) -> float:
