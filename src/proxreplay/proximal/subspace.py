@@ -4,7 +4,7 @@ With ``U`` the Ritz vectors of ``omega G`` that are kept, ``D = I + diag(s)`` th
 ``P = [[D, E'], [E, C]]`` in the basis of ``U`` and all the rest, replacing ``E`` by 0 and ``C^-1``
 by ``scale I`` changes ``Lambda = P^-1`` by
 
-    [[F' S F, -F' S], [-S F, S - scale I]],     F = E D^-1,     S = (C - E D^-1 E')^-1 <= I.
+    [[F' S F, -F' S], [-S F, S - scale I]],     F = E D^-1,     S = (C - E D^-1 E')^-1 <= I,
 
 whose norm is at most that of ``[[|F|^2, |F|], [|F|, |S - scale I|]]``.
 
