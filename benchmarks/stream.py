@@ -4,6 +4,7 @@ from benchmarks.data import stretch
 from benchmarks.network import CIFAR, network
 from benchmarks.timing import Claim, interleaved, main
 from proxreplay import LPR, Learner
+from proxreplay.experiments.config import LPRSettings
 from proxreplay.replay import ClassBalancedMemory
 from proxreplay.replay.learner import REFRESH_SAMPLES
 
@@ -30,9 +31,10 @@ def run() -> list[Claim]:
 
     learners = {
         "ER": learner(),
-        "exact": learner(None, rolling=0.0),
-        "default": learner(rolling=0.0),
-        "rolling": learner(rolling=0.8),
+        "exact": learner(None, tolerance=0.0),
+        "default": learner(tolerance=LPRSettings().tolerance),
+        "rolling": learner(tolerance=LPRSettings().tolerance, rolling=0.8),
+        "tolerance 0": learner(tolerance=0.0),
         "tolerance 0.02": learner(tolerance=0.02),
         "tolerance 0.1": learner(tolerance=0.1),
     }
@@ -53,10 +55,15 @@ def run() -> list[Claim]:
             "x",
             3.5,
         ),
-        Claim(f"the same, default refresh of {n}", times.ratio("default", "ER"), "x", 1.25),
-        Claim(f"the same, rolling refresh of {n}", times.ratio("rolling", "ER"), "x", 1.25),
+        Claim(
+            f"the same, default: refresh of {n}, tolerance {LPRSettings().tolerance}",
+            times.ratio("default", "ER"),
+            "x",
+            1.25,
+        ),
+        Claim("the same, default and rolling 0.8", times.ratio("rolling", "ER"), "x"),
         *(
-            Claim(f"the same, refresh of {n}, {name}", times.ratio(name, "ER"), "x", 1.25)
+            Claim(f"the same, refresh of {n}, {name}", times.ratio(name, "ER"), "x")
             for name in learners
             if name.startswith("tolerance")
         ),

@@ -139,7 +139,8 @@ REPRODUCTIONS: Mapping[str, Reproduction] = {
     )
 }
 
-PAPER: Mapping[str, Any] = {"refresh.samples": None}  # its tables use the whole memory
+# Its tables use the whole memory and exact factors.
+PAPER: Mapping[str, Any] = {"refresh.samples": None, "lpr.tolerance": 0.0}
 
 # The same shape, smaller: short tasks, a smaller memory, sparse evaluation.
 QUICK = {"stream.limit": 200, "eval_every": 10, "refresh.samples": 100}

@@ -37,7 +37,7 @@ from proxreplay.experiments.results import (
 # What decides on which machine and from which examples a run is made, not what is compared.
 _NOT_COMPARED = {"seed", "threads", "device", "test", "benchmark", "method", "memory"}
 # What may differ from a benchmark's own settings in a run that stands beside the paper's numbers.
-_LEFT_OPEN = {"eval_every", "refresh.every", "refresh.samples", "compile"}
+_LEFT_OPEN = {"eval_every", "refresh.every", "refresh.samples", "lpr.tolerance", "compile"}
 
 _SectionKey = tuple[str, int | None, StreamSettings]
 
