@@ -69,7 +69,7 @@ def visit(
 
     def hand_on(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         function = _rows_function(module, instead or {})
-        with _full_precision():
+        with full_precision():
             rows = rows_by_map(function(module, *args, **kwargs))
             for site, member in at[name]:
                 if member.map not in rows:
@@ -254,7 +254,7 @@ def _plain_attention() -> Iterator[None]:
 
 
 @contextmanager
-def _full_precision() -> Iterator[None]:
+def full_precision() -> Iterator[None]:
     """Without autocast on any device, so that statistics are not rounded to half precision."""
     with ExitStack() as stack:
         for device in ("cpu", "cuda", "mps", "xpu"):

@@ -36,6 +36,10 @@ class Shrinkage(Protocol):
         """``M Lambda`` for ``M: [groups, out, width]``."""
         ...
 
+    def apply_(self, M: Tensor) -> None:
+        """``M <- M Lambda``."""
+        ...
+
     def restricted(self, kept: Tensor) -> "Shrinkage":
         """``((Lambda^-1)[kept, kept])^-1``: the shrinkage if only these columns may move."""
         ...
@@ -81,7 +85,11 @@ class DenseShrinkage:
 
     def apply(self, M: Tensor) -> Tensor:
         """``M Lambda``."""
-        return M * self.Lambda if self.width == 1 else M @ self.Lambda
+        return M * self.Lambda if self.width == 1 else torch.bmm(M, self.Lambda)
+
+    def apply_(self, M: Tensor) -> None:
+        """``M <- M Lambda``."""
+        M.copy_(self.apply(M))
 
     def restricted(self, kept: Tensor) -> "DenseShrinkage":
         """``Lambda_kk - Lambda_kr Lambda_rr^+ Lambda_rk`` with ``r`` the rest.
@@ -146,8 +154,13 @@ class SpectralShrinkage:
 
     def apply(self, M: Tensor) -> Tensor:
         """``scale (M - (M U) diag(f) U')``."""
-        along = (M @ self.U) * self.f[:, None]
+        along = torch.bmm(M, self.U).mul_(self.f[:, None])
         return torch.baddbmm(M, along, self.U.mT, beta=self.scale, alpha=-self.scale)
+
+    def apply_(self, M: Tensor) -> None:
+        """``M <- M Lambda``, without another matrix of that size."""
+        along = torch.bmm(M, self.U).mul_(self.f[:, None])
+        M.baddbmm_(along, self.U.mT, beta=self.scale, alpha=-self.scale)
 
     def restricted(self, kept: Tensor) -> "SpectralShrinkage":
         """``I - V (diag((1 - f) / f) + V'V)^+ V'`` with ``V = U[kept]``, by Woodbury.
@@ -213,6 +226,10 @@ class RowwiseShrinkage:
     def apply(self, M: Tensor) -> Tensor:
         """Every row times its own matrix."""
         return ((M @ self.T) / (1 + self.c[:, None] * self.b)) @ self.T.mT
+
+    def apply_(self, M: Tensor) -> None:
+        """``M <- M Lambda``."""
+        M.copy_(self.apply(M))
 
     def restricted(self, kept: Tensor) -> "RowwiseShrinkage":
         """``A`` and ``B`` restricted to these columns, brought to the same form again."""
@@ -280,6 +297,10 @@ class RootShrinkage:
     def apply(self, M: Tensor) -> Tensor:
         """``(M S) S'``."""
         return M * self.S.square() if self.width == 1 else (M @ self.S) @ self.S.mT
+
+    def apply_(self, M: Tensor) -> None:
+        """``M <- M Lambda``."""
+        M.copy_(self.apply(M))
 
     def restricted(self, kept: Tensor) -> DenseShrinkage:
         """As the dense form."""

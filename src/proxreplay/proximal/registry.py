@@ -45,9 +45,14 @@ class Part:
     swap: bool = False
     last: bool = False
 
+    @property
+    def whole(self) -> bool:
+        """Whether all of the parameter belongs to the map."""
+        return self.start == 0 and self.stop is None
+
     def read(self, tensor: Tensor, groups: int, width: int) -> Tensor:
         """The tensor (a parameter or its gradient) as ``[groups, out, width]``."""
-        part = tensor[self.start : self.stop]
+        part = tensor if self.whole else tensor[self.start : self.stop]
         inputs = 1
         if self.swap:
             part = part.unflatten(0, (groups, -1)).transpose(1, 2)
@@ -59,7 +64,7 @@ class Part:
 
     def write_(self, tensor: Tensor, matrix: Tensor) -> None:
         """Put a matrix ``[groups, out, width]`` back where `read` took it from."""
-        part = tensor[self.start : self.stop]
+        part = tensor if self.whole else tensor[self.start : self.stop]
         if self.last or self.swap:
             groups, out, _ = matrix.shape
             kernel = part.shape[2:]

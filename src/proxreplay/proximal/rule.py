@@ -5,7 +5,7 @@ one of those that is rebuilt from the layer inputs of remembered examples.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -15,19 +15,20 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from proxreplay.errors import InputError
-from proxreplay.proximal.capture import as_batches
+from proxreplay.proximal.capture import as_batches, full_precision
 from proxreplay.proximal.gradients import (
+    Product,
+    SiteGradients,
     gradients_of,
+    kinds_of,
     moving_columns,
-    multiply_gradients_,
-    multiply_vectors_,
-    vectors_of,
+    plan_products,
 )
 from proxreplay.proximal.linalg import Shrinkage, shrinkage_from_state
 from proxreplay.proximal.plan import Plan, make_plan
 from proxreplay.proximal.registry import RowsFunction
 from proxreplay.proximal.selection import Selector, check_selectors
-from proxreplay.proximal.sites import Site, Survey, check_materialised, find_sites, unwrap
+from proxreplay.proximal.sites import Column, Site, Survey, check_materialised, find_sites, unwrap
 from proxreplay.proximal.sketch import Sketch
 from proxreplay.proximal.statistics import GramCollector, Statistic, collect
 
@@ -204,7 +205,9 @@ class LayerwiseRule(GradientRule):
         check_selectors(unwrap(model), exclude, f"{rule}(exclude=...)")
         self._treatments: dict[str, Treatment] = {}
         self._untreated: dict[str, str] = {}
+        self._columns: list[Column] = []  # of all sites, one after the other
         self._prepared: dict[tuple[str, tuple[bool, ...], torch.device], Shrinkage] = {}
+        self._products: tuple[tuple[Hashable, ...], list[Product]] | None = None
         self._put_in_force({}, self._survey().untreated)
 
     @property
@@ -224,19 +227,26 @@ class LayerwiseRule(GradientRule):
         Args:
             only: ids of the parameters to treat as moving; None for all that have a gradient.
         """
-        model = unwrap(self.model)
-        vectors = []
+        gradients = gradients_of(unwrap(self.model), self._columns, only)
+        kinds = kinds_of(gradients)
+        if self._products is None or self._products[0] != kinds:
+            self._products = (kinds, self._plan_products(gradients))
+        with full_precision():
+            for product in self._products[1]:
+                product.multiply_(gradients)
+
+    def _plan_products(self, gradients: Sequence[Tensor | None]) -> list[Product]:
+        """What to do with gradients like these."""
+        sites = []
+        first = 0
         for name, treatment in self._treatments.items():
-            gradients = gradients_of(model, treatment.site, only)
-            moving = tuple(gradient is not None for gradient in gradients)
+            own = gradients[first : first + len(treatment.site.columns)]
+            moving = tuple(gradient is not None for gradient in own)
             if any(moving):
-                factor = self._factor(name, moving, gradients)
-                small = vectors_of(treatment.site, gradients, factor)
-                if small is not None:
-                    vectors.append(small)
-                else:
-                    multiply_gradients_(treatment.site, gradients, factor, treatment.factor.width)
-        multiply_vectors_(vectors)
+                factor = self._factor(name, moving, own)
+                sites.append(SiteGradients(treatment.site, first, factor, treatment.factor.width))
+            first += len(own)
+        return plan_products(sites, gradients)
 
     def _factor(
         self, name: str, moving: tuple[bool, ...], gradients: Sequence[Tensor | None]
@@ -256,7 +266,9 @@ class LayerwiseRule(GradientRule):
 
     def _put_in_force(self, treatments: dict[str, Treatment], untreated: dict[str, str]) -> None:
         self._treatments, self._untreated = treatments, untreated
+        self._columns = [column for one in treatments.values() for column in one.site.columns]
         self._prepared = {}
+        self._products = None
 
     def _survey(self) -> Survey:
         return find_sites(unwrap(self.model), include=self.include, exclude=self.exclude)
