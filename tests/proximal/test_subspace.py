@@ -8,8 +8,17 @@ from torch import nn
 
 from proxreplay import LPR
 from proxreplay.proximal import lpr as lpr_module
-from proxreplay.proximal.linalg import DenseShrinkage, SpectralShrinkage, truncated_shrinkage
-from proxreplay.proximal.subspace import LOOK_EVERY, MANY, Pace, follow, pays
+from proxreplay.proximal.linalg import DenseShrinkage, SpectralShrinkage, shrinkage_from_state
+from proxreplay.proximal.subspace import (
+    LOOK_EVERY,
+    MANY,
+    PROBES,
+    Pace,
+    _largest_outside,
+    _leading,
+    follow,
+    pays,
+)
 from tests.reference import dense_shrinkage, fill_gradients_, flat_gradient, random
 
 D = 120
@@ -30,8 +39,9 @@ def drifted(G, seed, drift):
 
 
 def directions(G, tolerance):
+    """The eigenvectors of those that lose more than twice the tolerance."""
     s, U = torch.linalg.eigh(G)
-    return truncated_shrinkage(s[None], U[None], 1.0, tolerance).U[0]
+    return U[:, s / (1 + s) > 2 * tolerance]
 
 
 def error(made, G, omega=1.0):
@@ -52,6 +62,55 @@ def test_what_is_followed_is_within_the_tolerance(decay, drift, tolerance, seed)
     G = drifted(before, seed + 1, drift)
     made = follow(G, 1.0, tolerance, directions(before, tolerance))
     assert made is None or error(made, G) <= 1.1 * tolerance  # what is outside is seen from below
+
+
+@settings(deadline=None, max_examples=60)
+@given(decay=st.floats(1.2, 2.5), tolerance=st.floats(0.02, 0.2), seed=st.integers(0, 999))
+def test_what_is_found_from_nothing_is_within_the_tolerance(decay, tolerance, seed):
+    G = decaying(seed, decay)
+    made = follow(G, 1.0, tolerance)
+    assert made is None or error(made, G) <= 1.1 * tolerance
+    if directions(G, tolerance / 2).shape[1] < D // 8:
+        assert made is not None
+
+
+@settings(deadline=None, max_examples=30)
+@given(decay=st.floats(0.5, 2.5), k=st.integers(1, 40), seed=st.integers(0, 99))
+def test_leading_directions_are_those_of_nystroems_approximation(decay, k, seed):
+    G = decaying(seed, decay)
+    Q = torch.linalg.qr(random(D, k, seed=seed + 1)).Q
+    s, U = _leading(G, Q)
+    expected = G @ Q @ torch.linalg.inv(Q.mT @ G @ Q) @ Q.mT @ G
+    torch.testing.assert_close((U * s) @ U.mT, expected, rtol=0, atol=1e-8)
+    assert torch.equal(s, s.sort().values)
+
+
+@settings(deadline=None, max_examples=30)
+@given(decay=st.floats(0.5, 2.5), rank=st.integers(0, 40), seed=st.integers(0, 99))
+def test_what_is_outside_is_seen_from_below_and_nearly_all_of_it(decay, rank, seed):
+    G = decaying(seed, decay)
+    s, U = torch.linalg.eigh(G)
+    start = random(D, PROBES, seed=seed)
+    seen = _largest_outside(G, s[D - rank :], U[:, D - rank :], start)
+    assert 0.8 * s[D - rank - 1] <= seen <= s[D - rank - 1] * (1 + 1e-9)
+
+
+def test_rows_without_a_full_rank_are_no_obstacle():
+    Z = random(10, D)
+    made = follow(Z.mT @ Z, 1.0, 0.05, directions(decaying(0, 2.0), 0.05))
+    assert made is not None
+    assert made.rank <= 10
+    assert error(made, Z.mT @ Z) <= 1e-6
+
+
+def test_what_is_spare_is_saved_and_followed():
+    made = follow(decaying(0, 1.5), 1.0, 0.1)
+    again = shrinkage_from_state(made.state())
+    assert torch.equal(again.followed, made.followed)
+    assert made.followed.shape[2] > made.rank
+    assert made.bytes == sum(t.nbytes for t in (made.U, made.f, made.spare))
+    M = random(1, 3, D)
+    assert torch.equal(again.apply(M), made.apply(M))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -132,15 +191,27 @@ class TestRefreshes:
             lpr.precondition_()
         return lpr._treatments[""].factor
 
-    def test_every_one_is_within_the_tolerance_and_only_the_first_takes_eigenvectors(
-        self, monkeypatch
-    ):
+    @staticmethod
+    def counted(monkeypatch):
+        """What `follow` was given to start from, call by call."""
+        starts = []
+
+        def counting(G, omega, tolerance, start=None):
+            starts.append(start)
+            return follow(G, omega, tolerance, start)
+
+        monkeypatch.setattr(lpr_module, "follow", counting)
+        return starts
+
+    def test_every_one_is_within_the_tolerance_and_starts_from_the_one_before(self, monkeypatch):
+        starts = self.counted(monkeypatch)
         layer = nn.Linear(599, 40).double()
         lpr = LPR(layer, 50.0, tolerance=0.1)
-        self.refreshed(lpr, 0)
-        monkeypatch.delattr(lpr_module, "truncated_shrinkage")
-        for refresh in range(1, 6):
+        known = None
+        for refresh in range(6):
             factor = self.refreshed(lpr, refresh)
+            assert (starts[-1] is None) if known is None else torch.equal(starts[-1], known)
+            known = factor.followed[0]
             assert isinstance(factor, SpectralShrinkage)
             Z = torch.nn.functional.pad(self.rows(refresh), (0, 1), value=1.0)
             exact = dense_shrinkage(Z, 50.0 / 80)
@@ -161,17 +232,14 @@ class TestRefreshes:
         assert lpr.state_dict()["pace"] == again.state_dict()["pace"]
 
     def test_where_it_does_not_pay_the_factor_is_exact_and_looked_at_rarely(self, monkeypatch):
+        starts = self.counted(monkeypatch)
         looks = []
-
-        def counted(*args):
-            looks.append(lpr._pace.refreshes)
-            return truncated_shrinkage(*args)
-
-        monkeypatch.setattr(lpr_module, "truncated_shrinkage", counted)
         layer = nn.Linear(599, 2).double()
         lpr = LPR(layer, 1e4, tolerance=0.02)
         x = random(700, 599)
-        for _ in range(LOOK_EVERY + 2):
+        for refresh in range(LOOK_EVERY + 2):
+            before = len(starts)
             lpr.refresh(x)
+            looks += [refresh] * (len(starts) - before)
             assert isinstance(lpr._treatments[""].factor, DenseShrinkage)
         assert looks == [0, LOOK_EVERY]

@@ -121,11 +121,14 @@ class SpectralShrinkage:
         U: ``[groups, width, rank]``, orthonormal columns.
         f: ``[groups, rank]``, what each direction loses, in [0, 1].
         scale: what is left of all directions, in (0, 1].
+        spare: ``[groups, width, m]``, directions that come next, from which those of a similar
+            matrix can be found; they play no part in ``Lambda``.
     """
 
     U: Tensor
     f: Tensor
     scale: float = 1.0
+    spare: Tensor | None = None
 
     @property
     def groups(self) -> int:
@@ -150,7 +153,12 @@ class SpectralShrinkage:
     @property
     def bytes(self) -> int:
         """Memory it takes."""
-        return self.U.nbytes + self.f.nbytes
+        return self.U.nbytes + self.f.nbytes + (0 if self.spare is None else self.spare.nbytes)
+
+    @property
+    def followed(self) -> Tensor:
+        """All directions, ``[groups, width, m + rank]``."""
+        return self.U if self.spare is None else torch.cat([self.spare, self.U], dim=2)
 
     def apply(self, M: Tensor) -> Tensor:
         """``scale (M - (M U) diag(f) U')``."""
@@ -179,12 +187,14 @@ class SpectralShrinkage:
 
     def to(self, device: torch.device) -> "SpectralShrinkage":
         """The same on another device."""
-        return SpectralShrinkage(self.U.to(device), self.f.to(device), self.scale)
+        spare = None if self.spare is None else self.spare.to(device)
+        return SpectralShrinkage(self.U.to(device), self.f.to(device), self.scale, spare)
 
     def state(self) -> dict[str, Tensor]:
-        """``U``, ``f`` and the scale."""
+        """``U``, ``f``, the scale, and what is spare."""
         scale = torch.tensor(self.scale, dtype=torch.float64)
-        return {"U": self.U, "f": self.f, "scale": scale}
+        spare = {} if self.spare is None else {"spare": self.spare}
+        return {"U": self.U, "f": self.f, "scale": scale, **spare}
 
 
 @dataclass(frozen=True)
@@ -323,7 +333,8 @@ def shrinkage_from_state(state: dict[str, Tensor]) -> Shrinkage:
         return RootShrinkage(state["S"])
     if state.keys() == {"T", "b", "c"}:
         return RowwiseShrinkage(state["T"], state["b"], state["c"])
-    return SpectralShrinkage(state["U"], state["f"], float(state.get("scale", 1.0)))
+    scale = float(state.get("scale", 1.0))
+    return SpectralShrinkage(state["U"], state["f"], scale, state.get("spare"))
 
 
 def shrinkage_(G: Tensor, omega: float) -> Tensor:
@@ -377,27 +388,6 @@ def _by_cholesky_(P: Tensor) -> Tensor:
     torch.linalg.cholesky(columns, out=columns)
     torch.cholesky_inverse(columns, out=columns)
     return P
-
-
-def truncated_shrinkage(s: Tensor, U: Tensor, omega: float, tolerance: float) -> SpectralShrinkage:
-    """``(I + omega G)^-1`` to a tolerance on every eigenvalue, by as few directions as possible.
-
-    With ``f = omega s / (1 + omega s)``, what a direction loses, those with ``f <= 2 tolerance``
-    are all given half of the largest among them: no eigenvalue is then off by more than the
-    tolerance, and all other directions are exact.
-
-    Args:
-        s: ``[groups, d]``, all eigenvalues of ``G``, ascending.
-        U: ``[groups, d, d]``, its eigenvectors.
-        omega: the strength.
-        tolerance: on each eigenvalue of ``Lambda``; below 1/2.
-    """
-    s = s.clamp_min(0)  # rounding leaves null directions slightly below
-    f = omega * s / (1 + omega * s)
-    first = int((f <= 2 * tolerance).all(dim=0).sum())  # ascending, so they come first
-    scale = 1 - (float(f[:, :first].max()) / 2 if first else 0.0)
-    relative = (1 - (1 - f[:, first:]) / scale).clamp(0, 1)
-    return SpectralShrinkage(U[:, :, first:].contiguous(), relative, scale)
 
 
 def spectral_shrinkage(

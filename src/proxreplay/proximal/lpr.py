@@ -26,7 +26,6 @@ from proxreplay.proximal.linalg import (
     rowwise_shrinkage,
     shrinkage_,
     spectral_shrinkage,
-    truncated_shrinkage,
 )
 from proxreplay.proximal.registry import RowsFunction
 from proxreplay.proximal.rolling import Aged, aged
@@ -65,8 +64,7 @@ class LPR(GramRule):
             spared (``n_eff = 1``).
         tolerance: how far ``Lambda`` may be off (in the spectral norm, so each eigenvalue) where
             that is cheaper: layers of 512 columns or more keep only the directions that matter.
-            The first refresh finds them by eigenvectors, later ones from those of the refresh
-            before. 0 is exact.
+            They are found from those of the refresh before. 0 is exact.
         rolling: how much of the earlier statistics stays, at most, at every `refresh_part`. With
             0.8, refreshes from a small part of the memory see over time what one from all of it
             would see, though with the network as it was then. 0 makes everything anew.
@@ -222,8 +220,8 @@ class LPR(GramRule):
     def _spectral(self, site: Site, G: Tensor, omega: float) -> SpectralShrinkage | None:
         """The directions that matter, if they are few; None for the dense form.
 
-        They are followed from refresh to refresh. Where there are none to follow, eigenvectors
-        tell, but not at every refresh: they may tell that it is not worth it.
+        They are followed from refresh to refresh. Where there are none to follow they are looked
+        for, but not at every refresh: it may turn out not to be worth it.
         """
         groups, width, _ = G.shape
         if groups > 1:
@@ -239,10 +237,9 @@ class LPR(GramRule):
         few = None
         if isinstance(known, SpectralShrinkage) and known.width == width:
             if worth(known.rank):
-                few = follow(G[0], omega, self.tolerance, known.U[0].to(G))
+                few = follow(G[0], omega, self.tolerance, known.followed[0].to(G))
         elif self._pace.time_to_look:
-            s, V = torch.linalg.eigh(G)
-            few = truncated_shrinkage(s, V, omega, self.tolerance)
+            few = follow(G[0], omega, self.tolerance)
         return few if few is not None and worth(few.rank) else None
 
     def _treat_sketch(self, site: Site, sketch: Sketch) -> Treatment | str:

@@ -1,33 +1,32 @@
 """The directions that matter, from those of the last refresh, and when it pays to look for them.
 
-With ``U`` the Ritz vectors of ``omega G`` that are kept, ``D = I + diag(s)`` their values and
-``P = [[D, E'], [E, C]]`` in the basis of ``U`` and all the rest, replacing ``E`` by 0 and ``C^-1``
-by ``scale I`` changes ``Lambda = P^-1`` by
+From ``k`` directions ``Q`` near those that matter, Nystroem's approximation
+``G Q (Q' G Q)^-1 Q' G`` gets more out of one product ``G Q`` than a Rayleigh quotient would, and is
+never more than ``G``. Its leading eigenvalues and vectors are kept: ``G_k = U diag(s) U'``. So
+``E = omega (G - G_k)`` has no eigenvalue below 0, and with ``e`` its largest one,
 
-    [[F' S F, -F' S], [-S F, S - scale I]],     F = E D^-1,     S = (C - E D^-1 E')^-1 <= I,
+    0 <= (I + omega G_k)^-1 - (I + omega G)^-1 <= e / (1 + e) (I + omega G_k)^-1.
 
-whose norm is at most that of ``[[|F|^2, |F|], [|F|, |S - scale I|]]``.
-
-``|F|`` is known: it is the residual ``omega G U - U diag(s)``, each column over ``1 + s``. What is
-left of ``S`` depends on the largest eigenvalue outside of ``U``, which power iterations from the
-Ritz vectors that are not kept find from below.
+In the middle of that, ``Lambda = (1 - h) (I - U diag(f) U')`` with ``f = omega s / (1 + omega s)``
+is off by at most ``h = e / (1 + e) / 2`` in the spectral norm. ``e`` is found from below, by a few
+steps of a block Lanczos iteration.
 """
 
 from dataclasses import dataclass
-from math import hypot
 
 import torch
 from torch import Tensor
 
 from proxreplay.proximal.linalg import SpectralShrinkage
 
-LOOK_EVERY = 8  # refreshes: eigenvectors cost as much as 7 to 9 inverses
+LOOK_EVERY = 8  # refreshes: to find directions from nothing costs as much as some inverses
 MANY = 1_000_000  # steps, as long as nobody knows how many there will be
-ROUNDS = 5
-SHARE = 0.6  # of the tolerance is for directions left out, so that few rounds are enough
-CERTAIN = 0.95  # of the tolerance is what the estimate of the error must not exceed
-PROBES = 4  # directions that look for what was left out
-SPARE = 1.3  # times as many directions as before are followed, and 8 more
+ROUNDS = 4
+SHARE = 0.7  # of the tolerance is for directions left out on purpose, so that few rounds are enough
+CERTAIN = 0.9  # of the tolerance is what the estimate of the error must not exceed
+PROBES, STEPS = 8, 3  # directions that look for what was left out, and how often they look
+SPARE = 0.6  # as many directions again are followed besides those kept, and some more
+NEW = 8  # directions in which nobody has looked before, in every round
 
 
 @dataclass
@@ -59,62 +58,65 @@ class Pace:
         self.refreshes, self.steps, self.between = self.refreshes + 1, 0, self.expected
 
 
-def follow(G: Tensor, omega: float, tolerance: float, U: Tensor) -> SpectralShrinkage | None:
+def follow(
+    G: Tensor, omega: float, tolerance: float, start: Tensor | None = None
+) -> SpectralShrinkage | None:
     """``(I + omega G)^-1`` to a tolerance in the spectral norm, by subspace iteration.
 
     Args:
         G: ``[d, d]``, symmetric positive semi-definite.
         omega: the strength.
         tolerance: on ``Lambda``; met as far as the estimate above can tell.
-        U: ``[d, r]``, the directions of a Gram matrix that is not much different.
+        start: ``[d, k]``, orthonormal columns: the directions of a Gram matrix that is not much
+            different. None to find them from nothing, if they are not more than a quarter.
 
     Returns:
-        None if five rounds are not enough, or fewer than half of the directions.
+        None if the directions are too many, or were not found in a few rounds.
     """
-    d, r = U.shape
+    d = len(G)
     rng = torch.Generator().manual_seed(d)
 
     def unseen(count: int) -> Tensor:
         """Random directions, the same on every device and in every process."""
-        return torch.randn(d, count, generator=rng, dtype=torch.float32).div_(d**0.5).to(G)
+        return torch.randn(d, count, generator=rng, dtype=torch.float32).to(G)
 
-    Q = G @ torch.cat([U, unseen(min(d, followed(r)) - r)], dim=1)
+    U = G[:, :0] if start is None else start
+    count = NEW if start is not None else max(NEW, d // 4)
     for _ in range(ROUNDS):
-        Q = torch.linalg.qr(Q).Q
-        GQ = G @ Q
-        s, V = torch.linalg.eigh(Q.mT @ GQ)
-        s = (omega * s).clamp_min(0)
-        lost = s / (1 + s)
+        count = min(count, d - U.shape[1])
+        Q = _joined(U, G @ unseen(count))
+        found = _leading(G, Q)
+        if found is None:
+            return None
+        s, U = found
+        lost = omega * s / (1 + omega * s)
         first = int((lost <= 2 * SHARE * tolerance).sum())  # ascending, so they come first
-        images = GQ @ V
         kept = len(s) - first
         if 2 * kept >= d:
             return None
-        if first < max(8, kept // 5):  # too few to tell what is outside
-            more = min(d - len(s), len(s) // 2)
-            Q = torch.cat([images, G @ unseen(more)], dim=1)
+        if Q.shape[1] - kept < max(PROBES, kept // 5):  # too few to tell what is outside
+            count = max(NEW, len(s) // 2)
             continue
-        directions = Q @ V[:, first:]
-        residual = (omega * images[:, first:] - directions * s[first:]) / (1 + s[first:])
-        outside = omega * _largest_outside(G, directions, images[:, :first])
+        spare = U[:, max(0, len(s) - followed(kept)) : first]
+        probes = torch.cat([unseen(PROBES), spare], dim=1)[:, -PROBES:]
+        outside = omega * _largest_outside(G, s[first:], U[:, first:], probes)
         half = outside / (1 + outside) / 2
-        if _norm_by_blocks(_norm(residual), half) <= CERTAIN * tolerance:
-            relative = (1 - (1 - lost[first:]) / (1 - half)).clamp(0, 1)
-            return SpectralShrinkage(directions[None], relative[None], 1 - half)
-        Q = images
+        if half <= CERTAIN * tolerance:
+            return SpectralShrinkage(U[None, :, first:], lost[None, first:], 1 - half, spare[None])
+        count = NEW
     return None
 
 
 def followed(rank: int) -> int:
     """How many directions are followed where ``rank`` were kept."""
-    return int(SPARE * rank) + 8
+    return int((1 + SPARE) * rank) + NEW
 
 
 def pays(d: int, out: int, rank: int, steps: int) -> bool:
     """Whether following ``rank`` directions costs less than ``Lambda`` itself.
 
     In operations at the speed of large products, with measured constants: an inverse costs
-    ``d^3``, a round ``2 d^2 k + 20 d k^2 + 9 k^3`` for the ``k`` directions followed.
+    ``d^3``, following ``k`` directions ``2 d^2 k + 6 d k^2 + 12 k^3 + 150 d^2``.
 
     Args:
         d: columns.
@@ -123,34 +125,59 @@ def pays(d: int, out: int, rank: int, steps: int) -> bool:
         steps: from one refresh to the next.
     """
     k = followed(rank)
-    refresh = 4 * d**2 * k + 20 * d * k**2 + 9 * k**3
+    refresh = (2 * k + 150) * d**2 + 6 * d * k**2 + 12 * k**3
     return refresh + steps * 4 * out * d * rank < d**3 + steps * 2 * out * d**2
 
 
-def _largest_outside(G: Tensor, U: Tensor, images: Tensor) -> float:
-    """The largest eigenvalue of ``G`` outside of ``U``, from below, by a few power iterations.
+def _joined(U: Tensor, R: Tensor) -> Tensor:
+    """Orthonormal columns that span those of both; the columns of ``U`` are orthonormal."""
+    for _ in range(2):  # what is left of a column may be little but rounding
+        R = torch.linalg.qr(R - U @ (U.mT @ R)).Q
+    return torch.cat([U, R], dim=1)
+
+
+def _leading(G: Tensor, Q: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Eigenvalues, ascending, and eigenvectors of Nystroem's approximation ``GQ (Q'GQ)^-1 Q'G``.
+
+    ``G`` is shifted by a little more than its rounding error, and the eigenvalues back.
 
     Args:
         G: ``[d, d]``.
-        U: ``[d, r]``, orthonormal columns.
-        images: ``[d, m]``, what ``G`` makes of orthonormal columns, orthogonal to ``U``.
+        Q: ``[d, k]``, orthonormal columns.
+
+    Returns:
+        ``[m]`` and ``[d, m]``, without those that are lost in rounding; None if ``Q'GQ`` is too
+        far from positive definite.
     """
-    _, V = torch.linalg.eigh(images.mT @ images)
-    for _ in range(2):
-        X = torch.linalg.qr(images @ V[:, -PROBES:]).Q
-        GX = G @ X
-        images = GX - U @ (U.mT @ GX)
-        _, V = torch.linalg.eigh(images.mT @ images)
-    return _norm(images)
+    eps = torch.finfo(G.dtype).eps
+    Y = G @ Q
+    H = Q.mT @ Y
+    shift = H.diagonal().amax() * (eps * len(G) ** 0.5) + torch.finfo(G.dtype).tiny
+    H.diagonal().add_(shift)
+    C, failed = torch.linalg.cholesky_ex(H, upper=True)
+    if bool(failed):
+        return None
+    B = torch.linalg.solve_triangular(C, Y.addcmul_(Q, shift), upper=True, left=False)
+    squares, V = torch.linalg.eigh(B.mT @ B)
+    lost = int((squares <= 100 * eps * squares[-1]).sum())
+    squares, V = squares[lost:], V[:, lost:]
+    return (squares - shift).clamp_min(0), (B @ V).div_(squares.sqrt())
 
 
-def _norm_by_blocks(f: float, rest: float) -> float:
-    """The largest eigenvalue of ``[[f^2, f], [f, rest]]``."""
-    return (f**2 + rest) / 2 + hypot((f**2 - rest) / 2, f)
+def _largest_outside(G: Tensor, s: Tensor, U: Tensor, X: Tensor) -> float:
+    """The largest eigenvalue of ``E = G - U diag(s) U'``, from below, by block Lanczos steps.
 
-
-def _norm(A: Tensor) -> float:
-    """The largest singular value of a matrix with few columns."""
-    if A.shape[1] == 0:
-        return 0.0
-    return float(torch.linalg.eigvalsh(A.mT @ A)[-1].clamp_min(0).sqrt())
+    Args:
+        G: ``[d, d]``.
+        s: ``[r]``.
+        U: ``[d, r]``, orthonormal columns.
+        X: ``[d, m]``, columns to start from.
+    """
+    basis, images = G[:, :0], G[:, :0]
+    for _ in range(STEPS):
+        for _ in range(2):
+            X = torch.linalg.qr(X - basis @ (basis.mT @ X)).Q
+        EX = G @ X - U @ (s[:, None] * (U.mT @ X))
+        basis, images = torch.cat([basis, X], dim=1), torch.cat([images, EX], dim=1)
+        X = EX
+    return max(0.0, float(torch.linalg.eigvalsh(basis.mT @ images)[-1]))
