@@ -209,20 +209,31 @@ def test_statistics_of_low_precision_rows_are_float32(dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("shape", [(6, 3), (6, 3, 5), (6, 3, 4, 5), (6, 3, 2, 4, 5)], ids=str)
-def test_columns_of_channels_are_the_dense_rows(
-    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_columns_of_channels_are_the_dense_rows(shape: tuple[int, ...]) -> None:
     x, mean, scale = random(*shape), random(3, seed=1), random(3, seed=2)
     if len(shape) == 4:
         x = x.contiguous(memory_format=torch.channels_last)
     z = (x.transpose(1, -1) - mean) * scale
-    monkeypatch.setattr("proxreplay.proximal.gram.COLUMNS_AT_ONCE", 2 * x[0].numel())
     for rows, values in ((ColumnRows(x), x), (ColumnRows(x, mean, scale), z.transpose(1, -1))):
         Z = values.transpose(0, 1).reshape(3, -1, 1)
         torch.testing.assert_close(rows.dense(), Z)
         torch.testing.assert_close(rows.gram(), Z.mT @ Z)
         torch.testing.assert_close(rows.total(), Z.sum(dim=1))
         assert rows.shape == Z.shape
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("far", [0.0, 1.0, 7.0, 30.0, 1000.0])
+def test_columns_far_from_0_keep_their_precision(far: float, layout: torch.memory_format) -> None:
+    """Against float64; a few channels are far away, the shift is near them."""
+    mean = far * random(20, seed=1, dtype=torch.float32)
+    x = random(100, 20, 16, 16, dtype=torch.float32) + mean[:, None, None]
+    rows = ColumnRows(x.contiguous(memory_format=layout), mean + 0.1)
+    z = x.double() - (mean + 0.1).double()[:, None, None]
+    squares = z.square().sum(dim=(0, 2, 3))
+    assert ((rows.gram()[:, 0, 0] - squares).abs() <= 1e-5 * squares).all()
+    total = z.sum(dim=(0, 2, 3))
+    assert ((rows.total()[:, 0] - total).abs() <= 1e-5 * z.abs().sum(dim=(0, 2, 3))).all()
 
 
 @pytest.mark.parametrize("d", [5, 383, 384, 801])

@@ -19,9 +19,8 @@ from proxreplay.proximal.gram_axis import Axis
 from proxreplay.proximal.gram_correlate import correlate_by_shifts, correlate_by_spectrum
 from proxreplay.proximal.gram_cost import WIDE, Path, Work, cheapest
 from proxreplay.proximal.gram_lags import LagPlan, assemble, lag_cells, spread
-from proxreplay.proximal.scratch import scratch
 
-COLUMNS_AT_ONCE = 1 << 20  # elements; so few stay in a cache while they are shifted and squared
+FAR = 8  # standard deviations from 0: a mean beyond that is taken away before squares are summed
 PATCHES_AT_ONCE = 1 << 24  # elements; more examples than that are unfolded one part after another
 
 
@@ -109,7 +108,7 @@ class SharedRows:
 class ColumnRows:
     """Rows of one column a group, ``z = (x - shift) scale``, as normalisation layers have them.
 
-    Nothing is transposed, and only a few examples are normalised at a time.
+    Nothing is transposed or normalised.
 
     Args:
         x: ``[n, groups, *positions]``, any memory format; one group for every channel.
@@ -148,29 +147,24 @@ class ColumnRows:
     def _sums(self) -> tuple[Tensor, Tensor]:
         """The sums of ``x - shift`` and of its square over all rows, ``[groups]`` each.
 
-        Everything is done on long contiguous rows, an example each, as the memory lies: sums are
-        products with ones. The shift comes first; correcting a sum of squares for it afterwards
-        would lose precision.
+        They come from the mean and the variance of the columns of a matrix, as the memory lies: a
+        channel is spread over as many of them as keeps their sums short and the kernel busy.
         """
-        n, groups = self.x.shape[:2]
+        groups = self.x.shape[1]
         last = self.x.movedim(1, -1)
         channels_last = last.is_contiguous()
-        M = (last if channels_last else self.x).reshape(n, -1)
-        shift = None
-        if self.shift is not None:
-            places = M.shape[1] // max(1, groups)
+        if channels_last:
+            M = last.reshape(-1, prod(last.shape[-2:]) if last.ndim > 2 else groups)
+        else:
+            M = self.x.reshape(len(self.x), -1)
+        M = _widened(M)
+        if self.shift is None:
+            mean, variance = _moments(M)
+        else:
             repeat = Tensor.repeat if channels_last else Tensor.repeat_interleave
-            shift = repeat(_widened(self.shift), places)
-        step = max(1, COLUMNS_AT_ONCE // max(1, M.shape[1]))
-        totals, squares = [], []
-        for part in M.split(step):
-            z = _widened(part)
-            ones = z.new_ones(1, len(z))
-            if shift is not None:
-                z = torch.sub(z, shift, out=scratch("shifted", z.shape, z))
-            totals.append(ones @ z)
-            squares.append(ones @ torch.mul(z, z, out=scratch("squared", z.shape, z)))
-        sums = torch.stack([torch.cat(totals), torch.cat(squares)]).sum(dim=1)
+            shift = repeat(_widened(self.shift), M.shape[1] // max(1, groups))
+            mean, variance = _moments_about(M, shift)
+        sums = torch.stack([mean, variance.addcmul_(mean, mean)]) * len(M)
         by_group = sums.view(2, -1, groups) if channels_last else sums.view(2, groups, -1)
         total, square = by_group.sum(dim=1 if channels_last else 2)
         return total, square
@@ -409,6 +403,28 @@ def self_product(Z: Tensor) -> Tensor:
     corner = left.mT @ right
     top = torch.cat([self_product(left), corner], dim=-1)
     return torch.cat([top, torch.cat([corner.mT, self_product(right)], dim=-1)], dim=-2)
+
+
+def _moments_about(M: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of ``M - shift`` and the variance, of every column.
+
+    The shift is taken from the mean, unless the mean is so far from 0 that rounding would show.
+    """
+    if M.device.type == "cpu":  # elsewhere, to look at the mean would be to wait for it
+        mean, variance = _moments(M)
+        if not bool((mean.square() > FAR**2 * variance).any()):
+            return mean.sub_(shift), variance
+    return _moments(M - shift)
+
+
+def _moments(M: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and the variance of every column."""
+    if M.device.type != "cpu":
+        variance, mean = torch.var_mean(M, dim=0, correction=0)
+        return mean, variance
+    channels_last = M.mT[None, :, :, None]  # as the kernel of BatchNorm wants it
+    moments: tuple[Tensor, Tensor] = torch.batch_norm_update_stats(channels_last, None, None, 0.0)
+    return moments
 
 
 def _widened(x: Tensor) -> Tensor:
