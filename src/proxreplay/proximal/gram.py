@@ -152,21 +152,17 @@ class ColumnRows:
         """
         groups = self.x.shape[1]
         last = self.x.movedim(1, -1)
-        channels_last = last.is_contiguous()
-        if channels_last:
-            M = last.reshape(-1, prod(last.shape[-2:]) if last.ndim > 2 else groups)
+        if last.is_contiguous():
+            M, over = last.reshape(-1, last.shape[-2] if last.ndim > 2 else 1, groups), 0
         else:
-            M = self.x.reshape(len(self.x), -1)
+            M, over = self.x.reshape(len(self.x), groups, -1), 1
         M = _widened(M)
         if self.shift is None:
             mean, variance = _moments(M)
         else:
-            repeat = Tensor.repeat if channels_last else Tensor.repeat_interleave
-            shift = repeat(_widened(self.shift), M.shape[1] // max(1, groups))
-            mean, variance = _moments_about(M, shift)
-        sums = torch.stack([mean, variance.addcmul_(mean, mean)]) * len(M)
-        by_group = sums.view(2, -1, groups) if channels_last else sums.view(2, groups, -1)
-        total, square = by_group.sum(dim=1 if channels_last else 2)
+            mean, variance = _moments_about(M, _widened(self.shift).unsqueeze(over))
+        sums = torch.stack([mean, variance.addcmul_(mean, mean)]).sum(dim=1 + over)
+        total, square = sums.mul_(len(M))
         return total, square
 
 
@@ -406,7 +402,7 @@ def self_product(Z: Tensor) -> Tensor:
 
 
 def _moments_about(M: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of ``M - shift`` and the variance, of every column.
+    """The mean of ``M - shift`` and the variance over the first of three dimensions.
 
     The shift is taken from the mean, unless the mean is so far from 0 that rounding would show.
     """
@@ -418,13 +414,13 @@ def _moments_about(M: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _moments(M: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean and the variance of every column."""
+    """The mean and the variance over the first of three dimensions."""
     if M.device.type != "cpu":
         variance, mean = torch.var_mean(M, dim=0, correction=0)
         return mean, variance
-    channels_last = M.mT[None, :, :, None]  # as the kernel of BatchNorm wants it
-    moments: tuple[Tensor, Tensor] = torch.batch_norm_update_stats(channels_last, None, None, 0.0)
-    return moments
+    channels_last = M.flatten(1).mT[None, :, :, None]  # as the kernel of BatchNorm wants it
+    mean, variance = torch.batch_norm_update_stats(channels_last, None, None, 0.0)
+    return mean.view(M.shape[1:]), variance.view(M.shape[1:])
 
 
 def _widened(x: Tensor) -> Tensor:
