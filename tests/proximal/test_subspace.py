@@ -17,6 +17,7 @@ from proxreplay.proximal.subspace import (
     _largest_outside,
     _leading,
     follow,
+    most_that_pays,
     pays,
 )
 from tests.reference import dense_shrinkage, fill_gradients_, flat_gradient, random
@@ -60,7 +61,7 @@ def error(made, G, omega=1.0):
 def test_what_is_followed_is_within_the_tolerance(decay, drift, tolerance, seed):
     before = decaying(seed, decay)
     G = drifted(before, seed + 1, drift)
-    made = follow(G, 1.0, tolerance, directions(before, tolerance))
+    made = follow(G, 1.0, tolerance, D // 2, directions(before, tolerance))
     assert made is None or error(made, G) <= 1.1 * tolerance  # what is outside is seen from below
 
 
@@ -68,7 +69,7 @@ def test_what_is_followed_is_within_the_tolerance(decay, drift, tolerance, seed)
 @given(decay=st.floats(1.2, 2.5), tolerance=st.floats(0.02, 0.2), seed=st.integers(0, 999))
 def test_what_is_found_from_nothing_is_within_the_tolerance(decay, tolerance, seed):
     G = decaying(seed, decay)
-    made = follow(G, 1.0, tolerance)
+    made = follow(G, 1.0, tolerance, D // 2)
     assert made is None or error(made, G) <= 1.1 * tolerance
     if directions(G, tolerance / 2).shape[1] < D // 8:
         assert made is not None
@@ -97,14 +98,14 @@ def test_what_is_outside_is_seen_from_below_and_nearly_all_of_it(decay, rank, se
 
 def test_rows_without_a_full_rank_are_no_obstacle():
     Z = random(10, D)
-    made = follow(Z.mT @ Z, 1.0, 0.05, directions(decaying(0, 2.0), 0.05))
+    made = follow(Z.mT @ Z, 1.0, 0.05, D // 2, directions(decaying(0, 2.0), 0.05))
     assert made is not None
     assert made.rank <= 10
     assert error(made, Z.mT @ Z) <= 1e-6
 
 
 def test_what_is_spare_is_saved_and_followed():
-    made = follow(decaying(0, 1.5), 1.0, 0.1)
+    made = follow(decaying(0, 1.5), 1.0, 0.1, D // 2)
     again = shrinkage_from_state(made.state())
     assert torch.equal(again.followed, made.followed)
     assert made.followed.shape[2] > made.rank
@@ -119,7 +120,7 @@ def test_a_small_drift_is_followed_with_few_directions(dtype, omega):
     before = decaying(0, 1.5) / omega
     G = drifted(before, 1, 0.05)
     start = directions(before * omega, 0.1)
-    made = follow(G.to(dtype), omega, 0.1, start.to(dtype))
+    made = follow(G.to(dtype), omega, 0.1, D // 2, start.to(dtype))
     assert made is not None
     assert made.dtype == dtype
     assert error(made, G, omega) <= 0.1
@@ -132,19 +133,19 @@ def test_directions_that_are_new_are_found():
     """Those of before are of no use at all."""
     start = directions(decaying(0, 2.0), 0.1)
     G = decaying(5, 2.0)
-    made = follow(G, 1.0, 0.1, start)
+    made = follow(G, 1.0, 0.1, D // 2, start)
     assert made is not None
     assert error(made, G) <= 0.1
 
 
 def test_too_many_new_directions_are_admitted():
     start = directions(decaying(0, 2.0), 0.1)[:, -3:]
-    assert follow(5 * torch.eye(D, dtype=torch.float64), 1.0, 0.1, start) is None
+    assert follow(5 * torch.eye(D, dtype=torch.float64), 1.0, 0.1, D // 2, start) is None
 
 
 def test_nothing_to_shrink_needs_no_direction():
     G = torch.zeros(D, D, dtype=torch.float64)
-    made = follow(G, 1.0, 0.1, G[:, :0])
+    made = follow(G, 1.0, 0.1, D // 2, G[:, :0])
     assert made is not None
     assert made.rank == 0
     assert error(made, G) == 0
@@ -156,6 +157,13 @@ def test_fewer_directions_pay_sooner(d, out, steps):
     assert worth == sorted(worth, reverse=True)
     assert worth[0]
     assert not worth[-1]
+
+
+@given(d=st.integers(512, 4000), out=st.integers(8, 600), steps=st.integers(0, 10_000))
+def test_the_most_that_pays_is_the_last_that_does(d, out, steps):
+    most = most_that_pays(d, out, steps)
+    assert pays(d, out, most, steps)
+    assert not pays(d, out, most + 1, steps)
 
 
 def test_if_nobody_knows_how_many_steps_half_of_the_directions_may_stay():
@@ -196,9 +204,9 @@ class TestRefreshes:
         """What `follow` was given to start from, call by call."""
         starts = []
 
-        def counting(G, omega, tolerance, start=None):
+        def counting(G, omega, tolerance, most, start=None):
             starts.append(start)
-            return follow(G, omega, tolerance, start)
+            return follow(G, omega, tolerance, most, start)
 
         monkeypatch.setattr(lpr_module, "follow", counting)
         return starts

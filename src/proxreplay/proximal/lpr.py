@@ -35,7 +35,7 @@ from proxreplay.proximal.sites import Site, Survey, unwrap
 from proxreplay.proximal.sketch import Sketch
 from proxreplay.proximal.statistics import Statistic
 from proxreplay.proximal.strength import Overrides, Strength
-from proxreplay.proximal.subspace import Pace, follow, pays
+from proxreplay.proximal.subspace import Pace, follow, most_that_pays
 
 TOLERANCE = 0.01  # of Lambda in the spectral norm, where d > max_dim
 SPECTRAL_FROM = 512  # columns; below, a product costs less than finding out how to save it
@@ -229,18 +229,15 @@ class LPR(GramRule):
         weight = site.columns[0].parameter(unwrap(self.model))
         out = weight.numel() // site.widths(width)[0]
 
-        def worth(rank: int) -> bool:
-            return pays(width, out, rank, self._pace.expected)
-
+        most = most_that_pays(width, out, self._pace.expected)
         before = self._treatments.get(site.name)
         known = None if before is None else before.factor
-        few = None
         if isinstance(known, SpectralShrinkage) and known.width == width:
-            if worth(known.rank):
-                few = follow(G[0], omega, self.tolerance, known.followed[0].to(G))
+            if known.rank <= most:
+                return follow(G[0], omega, self.tolerance, most, known.followed[0].to(G))
         elif self._pace.time_to_look:
-            few = follow(G[0], omega, self.tolerance)
-        return few if few is not None and worth(few.rank) else None
+            return follow(G[0], omega, self.tolerance, most)
+        return None
 
     def _treat_sketch(self, site: Site, sketch: Sketch) -> Treatment | str:
         positions = sketch.positions

@@ -12,6 +12,7 @@ is off by at most ``h = e / (1 + e) / 2`` in the spectral norm. ``e`` is found f
 steps of a block Lanczos iteration.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import torch
@@ -59,7 +60,7 @@ class Pace:
 
 
 def follow(
-    G: Tensor, omega: float, tolerance: float, start: Tensor | None = None
+    G: Tensor, omega: float, tolerance: float, most: int, start: Tensor | None = None
 ) -> SpectralShrinkage | None:
     """``(I + omega G)^-1`` to a tolerance in the spectral norm, by subspace iteration.
 
@@ -67,6 +68,7 @@ def follow(
         G: ``[d, d]``, symmetric positive semi-definite.
         omega: the strength.
         tolerance: on ``Lambda``; met as far as the estimate above can tell.
+        most: the largest number of directions that is of use.
         start: ``[d, k]``, orthonormal columns: the directions of a Gram matrix that is not much
             different. None to find them from nothing, if they are not more than a quarter.
 
@@ -92,7 +94,7 @@ def follow(
         lost = omega * s / (1 + omega * s)
         first = int((lost <= 2 * SHARE * tolerance).sum())  # ascending, so they come first
         kept = len(s) - first
-        if 2 * kept >= d:
+        if kept > most:
             return None
         if Q.shape[1] - kept < max(PROBES, kept // 5):  # too few to tell what is outside
             count = max(NEW, len(s) // 2)
@@ -112,11 +114,17 @@ def followed(rank: int) -> int:
     return int((1 + SPARE) * rank) + NEW
 
 
+def most_that_pays(d: int, out: int, steps: int) -> int:
+    """The largest rank for which `pays`, or -1 for none."""
+    return bisect_left(range(d), True, key=lambda rank: not pays(d, out, rank, steps)) - 1
+
+
 def pays(d: int, out: int, rank: int, steps: int) -> bool:
     """Whether following ``rank`` directions costs less than ``Lambda`` itself.
 
     In operations at the speed of large products, with measured constants: an inverse costs
-    ``d^3``, following ``k`` directions ``2 d^2 k + 6 d k^2 + 12 k^3 + 150 d^2``.
+    ``d^3``, a round with ``k`` directions ``2 d^2 k + 6 d k^2 + 12 k^3 + 150 d^2``. One or two
+    rounds are needed.
 
     Args:
         d: columns.
@@ -125,7 +133,7 @@ def pays(d: int, out: int, rank: int, steps: int) -> bool:
         steps: from one refresh to the next.
     """
     k = followed(rank)
-    refresh = (2 * k + 150) * d**2 + 6 * d * k**2 + 12 * k**3
+    refresh = 1.5 * ((2 * k + 150) * d**2 + 6 * d * k**2 + 12 * k**3)
     return refresh + steps * 4 * out * d * rank < d**3 + steps * 2 * out * d**2
 
 
