@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from proxreplay import __version__
+from proxreplay.allocator import keep_freed_memory
 from proxreplay.cli import data, info, runs
 from proxreplay.errors import ProxreplayError
 
@@ -40,6 +41,7 @@ app.add_typer(data.app, name="data")
 def main() -> None:
     """Entry point of the ``proxreplay`` command: a user's mistake is one line and exit code 2."""
     signal.signal(signal.SIGINT, lambda number, frame: sys.exit(128 + number))
+    keep_freed_memory()
     try:
         app()
     except ProxreplayError as error:

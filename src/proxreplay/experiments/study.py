@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from proxreplay.allocator import keep_freed_memory
 from proxreplay.errors import InputError, ProxreplayError
 from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.interrupt import StopRequest
@@ -231,6 +232,7 @@ def _work(connection: Connection) -> None:
 
     signal.signal(signal.SIGTERM, ask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which asks us
+    keep_freed_memory()
     while True:
         try:
             job = connection.recv()

@@ -51,7 +51,7 @@ class Pace:
 
     @property
     def time_to_look(self) -> bool:
-        """Whether this refresh may spend eigenvectors on finding out."""
+        """Whether this refresh may look where there is nothing to follow."""
         return self.refreshes % LOOK_EVERY == 0
 
     def refreshed(self) -> None:
