@@ -8,7 +8,7 @@ from torch import nn
 
 from proxreplay import LPR
 from proxreplay.errors import InputError, RefreshError
-from tests.reference import assert_same_state, fill_gradients_
+from tests.reference import assert_same_state, fill_gradients_, flat_gradient
 
 
 def make_model():
@@ -266,6 +266,41 @@ def test_a_layer_that_changed_its_shape_says_so():
     fill_gradients_(model)
     with pytest.raises(RefreshError, match=r"Linear '0'.*refresh again"):
         lpr.precondition_()
+
+
+def test_nothing_is_changed_if_one_layer_does_not_fit():
+    model = make_model()
+    lpr = LPR(model)
+    lpr.refresh(next(batches(1))[0])
+    model[4] = nn.Linear(32, 3)
+    fill_gradients_(model)
+    before = flat_gradient(model)
+    with pytest.raises(RefreshError, match="refresh again"):
+        lpr.precondition_()
+    assert torch.equal(flat_gradient(model), before)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_what_was_planned_for_one_step_is_not_used_for_others(layout):
+    """Gradients come and go; every step is as that of a new rule."""
+    model = make_model().double().to(memory_format=layout)
+    lpr = LPR(model, omega_0=4.0)
+    x = next(batches(1))[0].double()
+    lpr.refresh(x)
+    absent = [(), ("0.weight",), ("1.bias", "4.bias"), (), ("1.weight", "4.weight"), ()]
+    for seed, names in enumerate(absent):
+        gradients = []
+        for rule in (lpr, None):
+            fill_gradients_(model, seed=seed)
+            for name in names:
+                model.get_parameter(name).grad = None
+            if rule is None:
+                rule = LPR(model, omega_0=4.0)
+                rule.refresh(x)
+            rule.precondition_()
+            gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        assert len(gradients[0]) == 6 - len(names)
+        assert all(torch.equal(*two) for two in zip(*gradients, strict=True))
 
 
 def test_a_model_may_be_copied_with_its_rule():
