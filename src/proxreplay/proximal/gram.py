@@ -193,7 +193,7 @@ class PatchRows:
         n, channels = self.x.shape[:2]
         return self.groups, n * prod(self.positions), channels // self.groups * prod(self.kernel)
 
-    @property
+    @cached_property
     def positions(self) -> tuple[int, ...]:
         """The size of the layer's output."""
         padding = self.padding or ((0, 0),) * len(self.kernel)
@@ -217,7 +217,7 @@ class PatchRows:
         windows = windows.movedim(2, -1).transpose(0, 1)  # [groups, n, *out, *kernel, channels]
         return windows.reshape(self.shape)
 
-    @property
+    @cached_property
     def plan(self) -> LagPlan:
         """The geometry, on which everything but the values depends."""
         padding = self.padding or ((0, 0),) * len(self.kernel)
@@ -225,7 +225,7 @@ class PatchRows:
         size, kernel, positions = tuple(self.x.shape[2:]), tuple(self.kernel), self.positions
         return _plan(size, before, positions, kernel, tuple(self.stride), tuple(self.dilation))
 
-    @property
+    @cached_property
     def path(self) -> Path:
         """The way to the Gram matrix that the cost model finds cheapest."""
         n, channels = self.x.shape[:2]
