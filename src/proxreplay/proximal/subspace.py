@@ -23,8 +23,8 @@ from proxreplay.proximal.linalg import SpectralShrinkage
 LOOK_EVERY = 8  # refreshes: to find directions from nothing costs as much as some inverses
 MANY = 1_000_000  # steps, as long as nobody knows how many there will be
 ROUNDS = 4
-SHARE = 0.7  # of the tolerance is for directions left out on purpose, so that few rounds are enough
-CERTAIN = 0.9  # of the tolerance is what the estimate of the error must not exceed
+SHARE = 0.6  # of the tolerance is for directions left out on purpose, so that few rounds are enough
+CERTAIN = 0.8  # of the tolerance is what the estimate of the error must not exceed
 PROBES, STEPS = 8, 3  # directions that look for what was left out, and how often they look
 SPARE = 0.6  # as many directions again are followed besides those kept, and some more
 NEW = 8  # directions in which nobody has looked before, in every round
