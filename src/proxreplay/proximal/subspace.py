@@ -104,7 +104,8 @@ def follow(
         outside = omega * _largest_outside(G, s[first:], U[:, first:], probes)
         half = outside / (1 + outside) / 2
         if half <= CERTAIN * tolerance:
-            return SpectralShrinkage(U[None, :, first:], lost[None, first:], 1 - half, spare[None])
+            U, spare = U[:, first:].contiguous(), spare.contiguous()  # as a saved state has them
+            return SpectralShrinkage(U[None], lost[None, first:], 1 - half, spare[None])
         count = NEW
     return None
 
