@@ -3,9 +3,9 @@
 import torch
 
 from benchmarks.timing import Claim, interleaved, main
-from proxreplay.proximal.gram import PatchRows
-from proxreplay.proximal.gram_cost import Path, Work, cost
-from proxreplay.proximal.scratch import reusing
+from proxreplay.proximal.gram.cost import Path, Work, cost
+from proxreplay.proximal.gram.rows import PatchRows
+from proxreplay.proximal.gram.scratch import reusing
 
 CASES = [  # n, channels, size, kernel, stride, groups, padding
     (100, 3, 32, 3, 1, 1, 1),

@@ -10,7 +10,7 @@ from benchmarks.data import stretch
 from benchmarks.network import CIFAR, network
 from benchmarks.timing import Claim, interleaved, main
 from proxreplay import LPR
-from proxreplay.proximal.linalg import SpectralShrinkage
+from proxreplay.proximal.shrinkage.forms import SpectralShrinkage
 
 
 def run() -> list[Claim]:

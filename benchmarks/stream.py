@@ -4,7 +4,7 @@ from benchmarks.data import stretch
 from benchmarks.network import CIFAR, network
 from benchmarks.timing import Claim, interleaved, main
 from proxreplay import LPR, Learner
-from proxreplay.experiments.config import LPRSettings
+from proxreplay.options import LPROptions
 from proxreplay.replay import ClassBalancedMemory
 from proxreplay.replay.learner import REFRESH_SAMPLES
 
@@ -32,8 +32,8 @@ def run() -> list[Claim]:
     learners = {
         "ER": learner(),
         "exact": learner(None, tolerance=0.0),
-        "default": learner(tolerance=LPRSettings().tolerance),
-        "rolling": learner(tolerance=LPRSettings().tolerance, rolling=0.8),
+        "default": learner(tolerance=LPROptions().tolerance),
+        "rolling": learner(tolerance=LPROptions().tolerance, rolling=0.8),
         "tolerance 0": learner(tolerance=0.0),
         "tolerance 0.02": learner(tolerance=0.02),
         "tolerance 0.1": learner(tolerance=0.1),
@@ -56,7 +56,7 @@ def run() -> list[Claim]:
             3.5,
         ),
         Claim(
-            f"the same, default: refresh of {n}, tolerance {LPRSettings().tolerance}",
+            f"the same, default: refresh of {n}, tolerance {LPROptions().tolerance}",
             times.ratio("default", "ER"),
             "x",
             1.25,

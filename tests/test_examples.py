@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from proxreplay.proximal import registry
+from proxreplay.proximal.layers import registry
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -1,29 +1,30 @@
 """Online continual learning with Layerwise Proximal Replay."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from proxreplay.batch import Batch
-from proxreplay.proximal import LPR, register_layer
-from proxreplay.replay import (
-    EMA,
-    ClassBalancedMemory,
-    Derpp,
-    DerppSnapshot,
-    ErAce,
-    Learner,
-    Lode,
-    ReservoirMemory,
-    RingMemory,
-    UnlimitedMemory,
-    derpp,
-    derpp_snapshot,
-    er,
-    er_ace,
-    finetune,
-    lode,
-)
+from proxreplay.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from proxreplay.batch import Batch
+    from proxreplay.proximal import LPR, register_layer
+    from proxreplay.replay import (
+        EMA,
+        ClassBalancedMemory,
+        Derpp,
+        DerppSnapshot,
+        ErAce,
+        Learner,
+        Lode,
+        ReservoirMemory,
+        RingMemory,
+        UnlimitedMemory,
+        derpp,
+        derpp_snapshot,
+        er,
+        er_ace,
+        finetune,
+        lode,
+    )
     from proxreplay.replay.estimator import ReplayClassifier
 
 __all__ = [
@@ -50,11 +51,15 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
+# On first use, so that commands that need no torch answer at once.
+_HOMES = dict.fromkeys(__all__, "proxreplay.replay") | {
+    "Batch": "proxreplay.batch",
+    "LPR": "proxreplay.proximal",
+    "register_layer": "proxreplay.proximal",
+    "ReplayClassifier": "proxreplay.replay.estimator",
+}
+__getattr__ = lazy_names(__name__, _HOMES)
 
-def __getattr__(name: str) -> Any:
-    """``ReplayClassifier`` on first use: it needs scikit-learn, and nothing else here does."""
-    if name == "ReplayClassifier":
-        from proxreplay.replay.estimator import ReplayClassifier
 
-        return ReplayClassifier
-    raise AttributeError(f"module 'proxreplay' has no attribute '{name}'")
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -8,7 +8,7 @@ from torch import nn
 
 from proxreplay import LPR
 from proxreplay.errors import InputError, RefreshError
-from proxreplay.proximal.capture import as_batches
+from proxreplay.proximal.layers.capture import as_batches
 from tests.reference import assert_same_state, random, shake_
 
 

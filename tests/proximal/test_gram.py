@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxreplay.errors import InputError
-from proxreplay.proximal.gram import (
+from proxreplay.proximal.gram.rows import (
     ColumnRows,
     DenseRows,
     GramSum,
@@ -182,14 +182,14 @@ def test_patches_larger_than_the_limit_are_unfolded_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = PatchRows(random(7, 2, 6, 6), (3, 3), (1, 1), (1, 1), 1)
-    monkeypatch.setattr("proxreplay.proximal.gram.PATCHES_AT_ONCE", 2 * 16 * 18)
+    monkeypatch.setattr("proxreplay.proximal.gram.rows.PATCHES_AT_ONCE", 2 * 16 * 18)
     torch.testing.assert_close(rows.gram_by("patches"), brute_force(rows))
 
 
 def test_spectra_larger_than_the_limit_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = PatchRows(random(2, 6, 7, 5), (3, 3), (1, 1), (1, 1), 3, ((1, 1), (1, 1)))
     for limit in (1, 200, 3000):  # parts of a group, one group, two of three groups
-        monkeypatch.setattr("proxreplay.proximal.gram_correlate.CHUNK", limit)
+        monkeypatch.setattr("proxreplay.proximal.gram.correlate.CHUNK", limit)
         torch.testing.assert_close(rows.gram_by("spectrum"), brute_force(rows))
 
 

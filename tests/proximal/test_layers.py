@@ -441,7 +441,7 @@ class InOutLinear(nn.Module):
 @pytest.fixture
 def taught(monkeypatch):
     """Two layers of one's own, forgotten afterwards."""
-    from proxreplay.proximal import registry
+    from proxreplay.proximal.layers import registry
 
     monkeypatch.setattr(registry, "_LAYERS", dict(registry._LAYERS))
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxreplay.proximal.linalg import (
+from proxreplay.proximal.shrinkage.forms import (
     DenseShrinkage,
     SpectralShrinkage,
     invert_,
@@ -13,7 +13,7 @@ from proxreplay.proximal.linalg import (
     shrinkage_from_state,
     spectral_shrinkage,
 )
-from proxreplay.proximal.sketch import Sketch
+from proxreplay.proximal.statistics.sketch import Sketch
 from tests.reference import random
 
 I6 = torch.eye(6, dtype=torch.float64)
@@ -127,7 +127,7 @@ def test_a_scaled_spectral_shrinkage_is_restricted_like_the_dense_one(kept):
 @pytest.mark.parametrize("width", [1, 2, 7, 45])
 @pytest.mark.parametrize("by_halves", [360, 5], ids=["by Cholesky", "by halves"])
 def test_a_dense_factor_is_made_in_the_memory_of_the_gram(groups, width, by_halves, monkeypatch):
-    monkeypatch.setattr("proxreplay.proximal.linalg.BY_HALVES", by_halves)
+    monkeypatch.setattr("proxreplay.proximal.shrinkage.forms.BY_HALVES", by_halves)
     Z = random(groups, 9, width)
     G = Z.mT @ Z
     expected = torch.linalg.inv(torch.eye(width, dtype=torch.float64) + 0.3 * G)

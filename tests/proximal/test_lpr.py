@@ -15,7 +15,7 @@ from proxreplay.errors import InputError
 from proxreplay.models import small_cnn
 from proxreplay.models.heads import GrowingHead
 from proxreplay.proximal import Strength
-from proxreplay.proximal.linalg import SpectralShrinkage, shrinkage_
+from proxreplay.proximal.shrinkage.forms import SpectralShrinkage, shrinkage_
 from tests.reference import (
     assert_same_state,
     dense_shrinkage,
@@ -369,7 +369,7 @@ class TestPlan:
         def refuse(*_args, **_kwargs):
             raise AssertionError("a Gram was built")
 
-        monkeypatch.setattr("proxreplay.proximal.statistics.gram_with_bias", refuse)
+        monkeypatch.setattr("proxreplay.proximal.statistics.collect.gram_with_bias", refuse)
         LPR(nn.Linear(3, 2)).plan(torch.randn(2, 3))
         with pytest.raises(AssertionError, match="was built"):
             LPR(nn.Linear(3, 2)).refresh(torch.randn(2, 3))
@@ -487,7 +487,7 @@ def test_factors_stay_when_one_of_the_next_cannot_be_made(monkeypatch):
             raise torch.linalg.LinAlgError("not positive definite")
         return shrinkage_(G, omega)
 
-    monkeypatch.setattr("proxreplay.proximal.lpr.shrinkage_", failing)
+    monkeypatch.setattr("proxreplay.proximal.rules.lpr.shrinkage_", failing)
     with pytest.raises(torch.linalg.LinAlgError):
         lpr.refresh(torch.randn(5, 3))
     assert_same_state(lpr.state_dict(), before)

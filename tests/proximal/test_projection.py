@@ -11,7 +11,7 @@ from torch import nn
 from proxreplay.errors import InputError, RefreshError
 from proxreplay.models import mlp, small_cnn
 from proxreplay.proximal import GPM, SGP
-from proxreplay.proximal.projection import grow, importance, leading
+from proxreplay.proximal.rules.gpm import grow, importance, leading
 from tests.reference import fill_gradients_, flat_gradient, module_jacobian, random, shake_
 
 

@@ -12,7 +12,7 @@ from proxreplay import Batch
 from proxreplay.errors import InputError, RefreshError
 from proxreplay.models import mlp, small_cnn
 from proxreplay.proximal import AOP, OWM, AdaptiveAlpha, DecayingAlpha, StreamProgress
-from proxreplay.proximal.recursive import absorb
+from proxreplay.proximal.rules.owm import absorb
 from tests.reference import fill_gradients_, flat_gradient, jacobian, random, shake_, trained
 
 

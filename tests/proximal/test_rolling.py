@@ -144,7 +144,7 @@ def test_a_failure_while_factors_are_made_leaves_the_history_alone(monkeypatch):
     lpr = LPR(layer, rolling=0.8)
     lpr.refresh_part(torch.randn(4, 2))
     before = copy.deepcopy(lpr.state_dict())
-    monkeypatch.setattr("proxreplay.proximal.lpr.shrinkage_", lambda *_: 1 / 0)
+    monkeypatch.setattr("proxreplay.proximal.rules.lpr.shrinkage_", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         lpr.refresh_part(torch.randn(4, 2))
     assert_same_state(lpr.state_dict(), before)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from proxreplay import LPR
 from proxreplay.errors import InputError, RefreshError
 from proxreplay.proximal import Strength
-from proxreplay.proximal.sites import find_sites
+from proxreplay.proximal.layers.sites import find_sites
 from tests.reference import (
     assert_same_state,
     fill_gradients_,

@@ -6,9 +6,9 @@ from torch import nn
 
 from proxreplay import LPR
 from proxreplay.errors import RefreshError
-from proxreplay.proximal.gram import DenseRows, PatchRows, SharedRows
-from proxreplay.proximal.sites import find_sites
-from proxreplay.proximal.statistics import GramCollector, collect
+from proxreplay.proximal.gram.rows import DenseRows, PatchRows, SharedRows
+from proxreplay.proximal.layers.sites import find_sites
+from proxreplay.proximal.statistics.collect import GramCollector, collect
 from tests.reference import assert_same_state, random
 
 

@@ -7,9 +7,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from proxreplay import LPR
-from proxreplay.proximal import lpr as lpr_module
-from proxreplay.proximal.linalg import DenseShrinkage, SpectralShrinkage, shrinkage_from_state
-from proxreplay.proximal.subspace import (
+from proxreplay.proximal.rules import lpr as lpr_module
+from proxreplay.proximal.shrinkage.forms import (
+    DenseShrinkage,
+    SpectralShrinkage,
+    shrinkage_from_state,
+)
+from proxreplay.proximal.shrinkage.spectral import (
     LOOK_EVERY,
     MANY,
     PROBES,

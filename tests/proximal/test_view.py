@@ -9,7 +9,7 @@ from torch import nn
 from proxreplay import LPR, Batch
 from proxreplay.errors import InputError
 from proxreplay.proximal import AOP, GPM, OWM, SGP, AdaptiveAlpha, ProximalUpdate
-from proxreplay.proximal.view import importance_of, omega_of
+from proxreplay.proximal.shrinkage.view import importance_of, omega_of
 from tests.reference import fill_gradients_, random
 
 

@@ -15,112 +15,16 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from proxreplay.errors import InputError
-
-
-def _at_least(lower: float, **values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and not lower <= value < float("inf"):
-            raise InputError(f"{name}={value}; give a finite number of at least {lower}.")
-
-
-def _one_of(options: tuple[str | None, ...], **values: str | None) -> None:
-    for name, value in values.items():
-        if value not in options:
-            known = ", ".join("none" if o is None else o for o in options)
-            raise InputError(f"{name}={value}; give one of {known}.")
-
-
-@dataclass(frozen=True)
-class LPRSettings:
-    """Layerwise Proximal Replay."""
-
-    omega_0: float = 1.0
-    beta: float = 1.0
-    tolerance: float = 0.05  # on Lambda in wide layers (docs/speed.md); 0 is exact
-    rolling: float = 0.0  # how much of earlier statistics stays at a refresh; 0 is none
-    reference: str = "paper"  # authors: BatchNorm's statistic as in the released code
-
-    def __post_init__(self) -> None:
-        _one_of(("paper", "authors"), **{"lpr.reference": self.reference})
-        _at_least(0, **{"lpr.omega_0": self.omega_0, "lpr.beta": self.beta})
-        for name, value, limit in (
-            ("tolerance", self.tolerance, 0.5),
-            ("rolling", self.rolling, 1),
-        ):
-            if not 0 <= value < limit:
-                raise InputError(f"lpr.{name}={value}; give at least 0 and less than {limit:g}.")
-
-
-@dataclass(frozen=True)
-class ProjectionSettings:
-    """The other gradient rules; each takes those it knows."""
-
-    samples: int = 200  # A-GEM: remembered examples behind the reference gradient
-    alpha: float | None = None  # OWM, AOP: a constant; None for AOP's own schedule, 1e-3 for OWM
-    energy: float = 0.97  # GPM, SGP: share of the Gram's trace that the basis holds
-    scale: float = 10.0  # SGP: how fast importance saturates
-    norms: str = "plain"  # what happens to normalisation layers
-    head: str = "treat"  # OWM, AOP, GPM, SGP: free leaves the head to the plain gradient
-
-    def __post_init__(self) -> None:
-        _at_least(1, **{"projection.samples": self.samples})
-        _at_least(0, **{"projection.alpha": self.alpha, "projection.scale": self.scale})
-        if not 0 < self.energy <= 1:
-            raise InputError(f"projection.energy={self.energy}; give more than 0 and at most 1.")
-        _one_of(("plain", "treat", "freeze"), **{"projection.norms": self.norms})
-        _one_of(("treat", "free"), **{"projection.head": self.head})
-
-
-@dataclass(frozen=True)
-class RefreshSettings:
-    """When and from what a rule is refreshed.
-
-    Every so many stream batches from the memory; or, with ``every="task"`` and for GPM and SGP, at
-    the end of every task from the examples of that task, beside what is closed already.
-    """
-
-    every: int | str = 10  # T in the paper, in stream batches; or "task"
-    samples: int | None = None  # n in the paper; None is the whole memory, or the whole task
-
-    def __post_init__(self) -> None:
-        _at_least(1, **{"refresh.samples": self.samples})
-        if isinstance(self.every, int):
-            _at_least(1, **{"refresh.every": self.every})
-        elif self.every != "task":
-            raise InputError(
-                f"refresh.every={self.every}; give a number of stream batches, or task."
-            )
-
-    @property
-    def interval(self) -> int | None:
-        """Stream batches between refreshes; None for the ends of tasks."""
-        return self.every if isinstance(self.every, int) else None
-
-
-@dataclass(frozen=True)
-class LossSettings:
-    """Weights inside the replay losses; each loss takes those it knows."""
-
-    alpha: float = 0.5  # ER-ACE: share of the incoming batch
-    rho: float = 0.1  # LODE: how hard new classes push old ones down
-    replay_weight: float = 1.0  # DER: of the replayed cross-entropy
-    logit_weight: float = 1.0  # DER: of the distance between logits
-    teacher_every: int = 10  # DER as in the paper: stream batches between snapshots
-
-    def __post_init__(self) -> None:
-        _at_least(0, **{f"loss.{f.name}": getattr(self, f.name) for f in dataclasses.fields(self)})
-        _at_least(1, **{"loss.teacher_every": self.teacher_every})
-
-
-@dataclass(frozen=True)
-class EMASettings:
-    """Averaging of the weights."""
-
-    momentum: float = 0.999
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise InputError(f"ema.momentum={self.momentum}; give at least 0 and less than 1.")
+from proxreplay.options import (
+    AveragingOptions,
+    LearnerOptions,
+    LossOptions,
+    LPROptions,
+    ProjectionOptions,
+    RefreshOptions,
+    at_least,
+    one_of,
+)
 
 
 @dataclass(frozen=True)
@@ -139,11 +43,11 @@ class StreamSettings:
     augment: bool = True  # custom: random crops and mirroring
 
     def __post_init__(self) -> None:
-        _one_of(("class", "domain", "blurry", "iid", None), **{"stream.scenario": self.scenario})
-        _one_of(("buffer_only", "train", "drop"), **{"stream.short_last": self.short_last})
-        _at_least(1, **{"stream.tasks": self.tasks, "stream.image_size": self.image_size})
-        _at_least(1, **{"stream.limit": self.limit, "stream.first": self.first})
-        _at_least(0, **{"stream.disjoint": self.disjoint, "stream.blur": self.blur})
+        one_of(("class", "domain", "blurry", "iid", None), **{"stream.scenario": self.scenario})
+        one_of(("buffer_only", "train", "drop"), **{"stream.short_last": self.short_last})
+        at_least(1, **{"stream.tasks": self.tasks, "stream.image_size": self.image_size})
+        at_least(1, **{"stream.limit": self.limit, "stream.first": self.first})
+        at_least(0, **{"stream.disjoint": self.disjoint, "stream.blur": self.blur})
 
 
 @dataclass(frozen=True)
@@ -155,8 +59,8 @@ class DiagnosticsSettings:
     spectrum: bool = False  # of every layer's shrinkage, at the end
 
     def __post_init__(self) -> None:
-        _one_of(("paper", "official", None), **{"diagnostics.drift": self.drift})
-        _at_least(1, **{"diagnostics.gradients_every": self.gradients_every})
+        one_of(("paper", "official", None), **{"diagnostics.drift": self.drift})
+        at_least(1, **{"diagnostics.gradients_every": self.gradients_every})
 
 
 @dataclass(frozen=True)
@@ -166,11 +70,11 @@ class RunConfig:
     benchmark: str
     method: str
     seed: int = 0
-    lr: float = 0.1  # eta in the paper
-    memory: int | None = 2000  # None: without limit
+    lr: float = LearnerOptions.lr
+    memory: int | None = LearnerOptions.capacity  # None: without limit
     batch_size: int = 10
-    replay_batch: int = 10
-    steps_per_batch: int = 3  # S in the paper
+    replay_batch: int = LearnerOptions.replay_batch
+    steps_per_batch: int = LearnerOptions.steps_per_batch
     eval_every: int = 1  # stream batches
     test: bool = True  # whether the test examples are looked at, at the end
     threads: int = 1  # the same number gives the same bits, whatever else is running
@@ -178,16 +82,16 @@ class RunConfig:
     compile: bool = False  # the training step by torch.compile, whose last bits are others
     network: str | None = None  # import path of a network; None for the benchmark's own
     stream: StreamSettings = field(default_factory=StreamSettings)
-    loss: LossSettings = field(default_factory=LossSettings)
-    ema: EMASettings = field(default_factory=EMASettings)
-    lpr: LPRSettings = field(default_factory=LPRSettings)
-    refresh: RefreshSettings = field(default_factory=RefreshSettings)
-    projection: ProjectionSettings = field(default_factory=ProjectionSettings)
+    loss: LossOptions = field(default_factory=LossOptions)
+    ema: AveragingOptions = field(default_factory=AveragingOptions)
+    lpr: LPROptions = field(default_factory=LPROptions)
+    refresh: RefreshOptions = field(default_factory=RefreshOptions)
+    projection: ProjectionOptions = field(default_factory=ProjectionOptions)
     diagnostics: DiagnosticsSettings = field(default_factory=DiagnosticsSettings)
 
     def __post_init__(self) -> None:
-        _at_least(0, seed=self.seed, lr=self.lr)
-        _at_least(
+        at_least(0, seed=self.seed, lr=self.lr)
+        at_least(
             1,
             memory=self.memory,
             batch_size=self.batch_size,

@@ -10,7 +10,7 @@ from proxreplay.evaluation import evaluate
 from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.methods import build_learner, build_stream, declared
 from proxreplay.experiments.run import evaluation_due, threads
-from proxreplay.proximal.rule import LayerwiseRule
+from proxreplay.proximal.rules.base import LayerwiseRule
 from proxreplay.replay import Learner
 
 

@@ -1,20 +1,20 @@
 """The paper's idea: layer inputs, Gram matrices, shrinkage, preconditioned gradients."""
 
-from proxreplay.proximal.agem import AGEM
-from proxreplay.proximal.alpha import (
+from proxreplay.proximal.layers.registry import LinearMap, Part, register_layer
+from proxreplay.proximal.rules.agem import AGEM
+from proxreplay.proximal.rules.alpha import (
     AdaptiveAlpha,
     ConstantAlpha,
     DecayingAlpha,
     StreamProgress,
     TaskProgress,
 )
-from proxreplay.proximal.lpr import LPR
-from proxreplay.proximal.projection import GPM, SGP
-from proxreplay.proximal.recursive import AOP, OWM
-from proxreplay.proximal.registry import LinearMap, Part, register_layer
-from proxreplay.proximal.rule import GradientRule, GramRule, LayerwiseRule, TreatedLayer
-from proxreplay.proximal.strength import Strength
-from proxreplay.proximal.view import ProximalUpdate
+from proxreplay.proximal.rules.base import GradientRule, GramRule, LayerwiseRule, TreatedLayer
+from proxreplay.proximal.rules.gpm import GPM, SGP
+from proxreplay.proximal.rules.lpr import LPR
+from proxreplay.proximal.rules.owm import AOP, OWM
+from proxreplay.proximal.shrinkage.strength import Strength
+from proxreplay.proximal.shrinkage.view import ProximalUpdate
 
 __all__ = [
     "AGEM",

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from proxreplay.data import transforms
 from proxreplay.errors import InputError
-from proxreplay.proximal.lpr import LPR
-from proxreplay.proximal.strength import Strength
+from proxreplay.proximal.rules.lpr import LPR
+from proxreplay.proximal.shrinkage.strength import Strength
 from proxreplay.replay import losses
 from proxreplay.replay.memory import (
     ClassBalancedMemory,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from proxreplay.errors import InputError
 from proxreplay.models.networks import mlp
-from proxreplay.proximal.lpr import LPR
+from proxreplay.proximal.rules.lpr import LPR
 from proxreplay.replay.averaging import EMA
 from proxreplay.replay.learner import REFRESH_SAMPLES, Learner
 from proxreplay.replay.losses import Loss, er

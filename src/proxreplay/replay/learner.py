@@ -18,7 +18,7 @@ from proxreplay.batch import Batch
 from proxreplay.errors import InputError
 from proxreplay.models.heads import GrowingHead, replace_in_optimizer_
 from proxreplay.models.recipes import build_again, recipe_of
-from proxreplay.proximal.capture import as_written, untouched
+from proxreplay.proximal.layers.capture import as_written, untouched
 from proxreplay.replay.averaging import EMA, frozen_copy
 from proxreplay.replay.compiling import compile_
 from proxreplay.replay.description import (

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from proxreplay.errors import InputError
-from proxreplay.proximal.capture import untouched
+from proxreplay.proximal.layers.capture import untouched
 
 
 class RepresentationDrift:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from proxreplay.errors import InputError
-from proxreplay.proximal.gram import DenseRows, Rows
+from proxreplay.proximal.gram.rows import DenseRows, Rows
 
 RowsResult = Tensor | Rows | Mapping[str, Tensor | Rows]
 RowsFunction = Callable[..., RowsResult]

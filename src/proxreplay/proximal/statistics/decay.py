@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from proxreplay.proximal.statistics import Statistic
+from proxreplay.proximal.statistics.collect import Statistic
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from proxreplay.errors import InputError, RefreshError
-from proxreplay.proximal.linalg import DenseShrinkage, Shrinkage
-from proxreplay.proximal.registry import Part
-from proxreplay.proximal.sites import Column, Site
+from proxreplay.proximal.layers.registry import Part
+from proxreplay.proximal.layers.sites import Column, Site
+from proxreplay.proximal.shrinkage.forms import DenseShrinkage, Shrinkage
 
 
 def gradients_of(

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from proxreplay.errors import InputError, RefreshError
-from proxreplay.proximal.gram import Rows
-from proxreplay.proximal.registry import RowsFunction, find_layer, rows_by_map
-from proxreplay.proximal.sites import Member, Site
+from proxreplay.proximal.gram.rows import Rows
+from proxreplay.proximal.layers.registry import RowsFunction, find_layer, rows_by_map
+from proxreplay.proximal.layers.sites import Member, Site
 
 # Examples a forward pass. More than MANY gained nothing where it was measured (32 x 32 pixels, two
 # threads); large inputs are taken fewer at a time, for the memory that their activations need.

@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from proxreplay.errors import InputError
-from proxreplay.proximal import layers as _layers  # noqa: F401  (fills the registry)
-from proxreplay.proximal.registry import Part, RowsFunction, find_layer
-from proxreplay.proximal.selection import Selector, join, selected
+from proxreplay.proximal.layers import torch_layers as _torch_layers  # noqa: F401  (fills the registry)
+from proxreplay.proximal.layers.registry import Part, RowsFunction, find_layer
+from proxreplay.proximal.layers.selection import Selector, join, selected
 
 
 @dataclass(frozen=True)

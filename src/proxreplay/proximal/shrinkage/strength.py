@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from proxreplay.errors import InputError
-from proxreplay.proximal.selection import Selector
+from proxreplay.proximal.layers.selection import Selector
 
 
 @dataclass(frozen=True)

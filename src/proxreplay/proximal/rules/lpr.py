@@ -17,9 +17,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from proxreplay.errors import InputError
-from proxreplay.proximal.gram import ColumnRows, Rows
-from proxreplay.proximal.layers import batchnorm_rows
-from proxreplay.proximal.linalg import (
+from proxreplay.proximal.gram.rows import ColumnRows, Rows
+from proxreplay.proximal.layers.registry import RowsFunction
+from proxreplay.proximal.layers.selection import Selector, check_selectors, override_of
+from proxreplay.proximal.layers.sites import Site, Survey, unwrap
+from proxreplay.proximal.layers.torch_layers import batchnorm_rows
+from proxreplay.proximal.rules.base import GramRule, Treatment
+from proxreplay.proximal.shrinkage.forms import (
     DenseShrinkage,
     Shrinkage,
     SpectralShrinkage,
@@ -27,15 +31,11 @@ from proxreplay.proximal.linalg import (
     shrinkage_,
     spectral_shrinkage,
 )
-from proxreplay.proximal.registry import RowsFunction
-from proxreplay.proximal.rolling import Aged, aged
-from proxreplay.proximal.rule import GramRule, Treatment
-from proxreplay.proximal.selection import Selector, check_selectors, override_of
-from proxreplay.proximal.sites import Site, Survey, unwrap
-from proxreplay.proximal.sketch import Sketch
-from proxreplay.proximal.statistics import Statistic
-from proxreplay.proximal.strength import Overrides, Strength
-from proxreplay.proximal.subspace import Pace, follow, most_that_pays
+from proxreplay.proximal.shrinkage.spectral import Pace, follow, most_that_pays
+from proxreplay.proximal.shrinkage.strength import Overrides, Strength
+from proxreplay.proximal.statistics.collect import Statistic
+from proxreplay.proximal.statistics.decay import Aged, aged
+from proxreplay.proximal.statistics.sketch import Sketch
 
 TOLERANCE = 0.01  # of Lambda in the spectral norm, where d > max_dim
 SPECTRAL_FROM = 512  # columns; below, a product costs less than finding out how to save it

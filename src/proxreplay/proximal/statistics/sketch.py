@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from proxreplay.proximal.gram import PatchRows, Rows
+from proxreplay.proximal.gram.rows import PatchRows, Rows
 
 MAX_RANK = 1024  # beyond, the eigenvectors cost more than they are worth
 

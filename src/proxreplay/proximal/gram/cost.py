@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from proxreplay.proximal.gram_lags import LagPlan
+from proxreplay.proximal.gram.lags import LagPlan
 
 Path = Literal["patches", "shifts", "spectrum"]
 

@@ -14,8 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from proxreplay.proximal.gram import ColumnRows, DenseRows, PatchRows, Rows
-from proxreplay.proximal.registry import LinearMap, Part, register_layer
+from proxreplay.proximal.gram.rows import ColumnRows, DenseRows, PatchRows, Rows
+from proxreplay.proximal.layers.registry import LinearMap, Part, register_layer
 
 
 @register_layer(nn.Linear)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from proxreplay.proximal.capture import Call, visit
-from proxreplay.proximal.layers import TokenRows
-from proxreplay.proximal.sites import Column, Site, Survey
-from proxreplay.proximal.sketch import Sketch
+from proxreplay.proximal.layers.capture import Call, visit
+from proxreplay.proximal.layers.sites import Column, Site, Survey
+from proxreplay.proximal.layers.torch_layers import TokenRows
+from proxreplay.proximal.statistics.sketch import Sketch
 
 
 @dataclass(frozen=True)

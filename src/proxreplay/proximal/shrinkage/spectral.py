@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proxreplay.proximal.linalg import SpectralShrinkage
+from proxreplay.proximal.shrinkage.forms import SpectralShrinkage
 
 LOOK_EVERY = 8  # refreshes: to find directions from nothing costs as much as some inverses
 MANY = 1_000_000  # steps, as long as nobody knows how many there will be

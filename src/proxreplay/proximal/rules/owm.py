@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from proxreplay.batch import Batch
 from proxreplay.errors import InputError, RefreshError
-from proxreplay.proximal.alpha import AdaptiveAlpha, Alpha, ConstantAlpha
-from proxreplay.proximal.capture import Call, visit
-from proxreplay.proximal.gram import PatchRows, Rows
-from proxreplay.proximal.linalg import RootShrinkage
-from proxreplay.proximal.norms import Norms, check_norms, without_norms
-from proxreplay.proximal.rule import LayerwiseRule, Treatment
-from proxreplay.proximal.selection import Selector, check_selectors, override_of
-from proxreplay.proximal.sites import Site, Survey, unwrap
+from proxreplay.proximal.gram.rows import PatchRows, Rows
+from proxreplay.proximal.layers.capture import Call, visit
+from proxreplay.proximal.layers.selection import Selector, check_selectors, override_of
+from proxreplay.proximal.layers.sites import Site, Survey, unwrap
+from proxreplay.proximal.rules.alpha import AdaptiveAlpha, Alpha, ConstantAlpha
+from proxreplay.proximal.rules.base import LayerwiseRule, Treatment
+from proxreplay.proximal.rules.norms import Norms, check_norms, without_norms
+from proxreplay.proximal.shrinkage.forms import RootShrinkage
 
 
 class OWM(LayerwiseRule):

@@ -21,8 +21,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from proxreplay.proximal.gram_axis import Axis, Lags, Slab
-from proxreplay.proximal.scratch import scratch
+from proxreplay.proximal.gram.axis import Axis, Lags, Slab
+from proxreplay.proximal.gram.scratch import scratch
 
 Correlate = Callable[[Tensor, Sequence[Lags]], Tensor]
 

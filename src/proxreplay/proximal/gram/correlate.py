@@ -7,8 +7,8 @@ from math import pi, prod
 import torch
 from torch import Tensor
 
-from proxreplay.proximal.gram_axis import Lags
-from proxreplay.proximal.scratch import scratch
+from proxreplay.proximal.gram.axis import Lags
+from proxreplay.proximal.gram.scratch import scratch
 
 CHUNK = 1 << 20  # elements of a spectrum at a time: a cache holds them, and memory stays small
 

@@ -15,8 +15,19 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from proxreplay.errors import InputError
-from proxreplay.proximal.capture import as_batches, full_precision
-from proxreplay.proximal.gradients import (
+from proxreplay.proximal.layers.capture import as_batches, full_precision
+from proxreplay.proximal.layers.registry import RowsFunction
+from proxreplay.proximal.layers.selection import Selector, check_selectors
+from proxreplay.proximal.layers.sites import (
+    Column,
+    Site,
+    Survey,
+    check_materialised,
+    find_sites,
+    unwrap,
+)
+from proxreplay.proximal.rules.cost import Plan, make_plan
+from proxreplay.proximal.rules.gradients import (
     Product,
     SiteGradients,
     gradients_of,
@@ -24,13 +35,9 @@ from proxreplay.proximal.gradients import (
     moving_columns,
     plan_products,
 )
-from proxreplay.proximal.linalg import Shrinkage, shrinkage_from_state
-from proxreplay.proximal.plan import Plan, make_plan
-from proxreplay.proximal.registry import RowsFunction
-from proxreplay.proximal.selection import Selector, check_selectors
-from proxreplay.proximal.sites import Column, Site, Survey, check_materialised, find_sites, unwrap
-from proxreplay.proximal.sketch import Sketch
-from proxreplay.proximal.statistics import GramCollector, Statistic, collect
+from proxreplay.proximal.shrinkage.forms import Shrinkage, shrinkage_from_state
+from proxreplay.proximal.statistics.collect import GramCollector, Statistic, collect
+from proxreplay.proximal.statistics.sketch import Sketch
 
 COLUMNS = "kernel, channel"  # the order in which states have those of a convolution
 

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import nn
 
 from proxreplay.errors import InputError
-from proxreplay.proximal.sites import Site, Survey
+from proxreplay.proximal.layers.sites import Site, Survey
 
 Norms = Literal["plain", "treat", "freeze"]
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 from torch import nn
 
 from proxreplay.errors import InputError
-from proxreplay.proximal.registry import find_layer
+from proxreplay.proximal.layers.registry import find_layer
 
 Selector = str | type[nn.Module]
 T = TypeVar("T")

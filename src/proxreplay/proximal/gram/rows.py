@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxreplay.errors import InputError
-from proxreplay.proximal.gram_axis import Axis
-from proxreplay.proximal.gram_correlate import correlate_by_shifts, correlate_by_spectrum
-from proxreplay.proximal.gram_cost import WIDE, Path, Work, cheapest
-from proxreplay.proximal.gram_lags import LagPlan, assemble, lag_cells, spread
+from proxreplay.proximal.gram.axis import Axis
+from proxreplay.proximal.gram.correlate import correlate_by_shifts, correlate_by_spectrum
+from proxreplay.proximal.gram.cost import WIDE, Path, Work, cheapest
+from proxreplay.proximal.gram.lags import LagPlan, assemble, lag_cells, spread
 
 FAR = 8  # standard deviations from 0: a mean beyond that is taken away before squares are summed
 PATCHES_AT_ONCE = 1 << 24  # elements; more examples than that are unfolded one part after another

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxreplay.errors import RefreshError
-from proxreplay.proximal.capture import Call, visit
-from proxreplay.proximal.gram import GramSum, PatchRows, Rows, SharedRows, gram_with_bias
-from proxreplay.proximal.registry import RowsFunction
-from proxreplay.proximal.scratch import reusing
-from proxreplay.proximal.sites import Site
-from proxreplay.proximal.sketch import Sketch, dense_pieces
+from proxreplay.proximal.gram.rows import GramSum, PatchRows, Rows, SharedRows, gram_with_bias
+from proxreplay.proximal.gram.scratch import reusing
+from proxreplay.proximal.layers.capture import Call, visit
+from proxreplay.proximal.layers.registry import RowsFunction
+from proxreplay.proximal.layers.sites import Site
+from proxreplay.proximal.statistics.sketch import Sketch, dense_pieces
 
 
 @dataclass

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from proxreplay.errors import InputError, RefreshError
-from proxreplay.proximal.linalg import DenseShrinkage, SpectralShrinkage
-from proxreplay.proximal.norms import Norms, check_norms, is_norm, without_norms
-from proxreplay.proximal.rule import GramRule, Treatment
-from proxreplay.proximal.selection import Selector
-from proxreplay.proximal.sites import Site, Survey, unwrap
-from proxreplay.proximal.statistics import Statistic
+from proxreplay.proximal.layers.selection import Selector
+from proxreplay.proximal.layers.sites import Site, Survey, unwrap
+from proxreplay.proximal.rules.base import GramRule, Treatment
+from proxreplay.proximal.rules.norms import Norms, check_norms, is_norm, without_norms
+from proxreplay.proximal.shrinkage.forms import DenseShrinkage, SpectralShrinkage
+from proxreplay.proximal.statistics.collect import Statistic
 
 
 def leading(

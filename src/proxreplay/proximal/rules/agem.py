@@ -20,8 +20,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from proxreplay.batch import Batch
 from proxreplay.errors import InputError, RefreshError
-from proxreplay.proximal.rule import GradientRule, check_counts
-from proxreplay.proximal.sites import check_materialised, unwrap
+from proxreplay.proximal.layers.sites import check_materialised, unwrap
+from proxreplay.proximal.rules.base import GradientRule, check_counts
 
 BatchNorms = Literal["batch", "update", "running"]
 

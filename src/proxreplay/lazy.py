@@ -1,0 +1,21 @@
+"""Names that a package hands on but imports only when they are used."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """A module-level ``__getattr__`` that imports each name from its home on first use.
+
+    Args:
+        package: the ``__name__`` of the package.
+        homes: by name, the module that defines it.
+    """
+
+    def getattr_(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        return getattr(import_module(homes[name]), name)
+
+    return getattr_
