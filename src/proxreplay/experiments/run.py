@@ -1,14 +1,13 @@
 """One run: a method learns one seed of a benchmark; it can be killed and continued."""
 
 import errno
-import fcntl
 import json
 import logging
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -37,6 +36,7 @@ from proxreplay.experiments.results import (
     write_text,
 )
 from proxreplay.experiments.trackers import TRACKERS, check_trackers
+from proxreplay.locking import locked
 from proxreplay.seeding import generator
 
 log = logging.getLogger(__name__)
@@ -341,16 +341,13 @@ def _owned(folder: Path, config: RunConfig) -> Iterator[None]:
     elif folder.exists() and any(p.name != "lock" for p in folder.iterdir()):
         raise InputError(f"{folder} is not empty and holds no run; choose another --out.")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a") as lock:
+    with ExitStack() as held:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.enter_context(locked(folder / "lock"))
         except BlockingIOError:
             raise InputError(
                 f"{folder}: another process is at work on this run; wait for it or stop it."
             ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
         if not known.exists():
             write_text(known, yaml.safe_dump(config.to_dict(), sort_keys=False))
         yield
