@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from proxreplay import LPR, ClassBalancedMemory, Learner, er
-from proxreplay.data import Transform, class_incremental, digits
+from proxreplay.data import ClassIncremental, Transform, digits
 from proxreplay.models import mlp
 from proxreplay.proximal import AOP, GPM, OWM, SGP, AdaptiveAlpha, GradientRule, StreamProgress
 
@@ -32,7 +32,7 @@ RULES: dict[str, Callable[[nn.Module, int], GradientRule | None]] = {
 
 def run(method: str, seed: int) -> tuple[float, float]:
     """Accuracy on all test digits, and on those of the last task, after one pass."""
-    stream = class_incremental(digits(), tasks=5, seed=seed)
+    stream = ClassIncremental(tasks=5).stream(digits(), seed)
     torch.manual_seed(seed)
     model = mlp(64)
     learner = Learner(

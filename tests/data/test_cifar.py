@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxreplay.data import cifar10, cifar100, class_incremental
+from proxreplay.data import ClassIncremental, cifar10, cifar100
 from proxreplay.errors import DataError
 from tests.data.data_samples import cifar10_files, cifar100_files, tar_gz, write_files
 
@@ -91,7 +91,7 @@ def test_the_real_archive_gives_the_counts_of_the_protocol():
     data = cifar100(REAL)
     assert (len(data.train), len(data.test), len(data.classes)) == (50_000, 10_000, 100)
     assert torch.bincount(data.train.labels).tolist() == [500] * 100
-    stream = class_incremental(data, tasks=20, seed=0)
+    stream = ClassIncremental(20).stream(data, seed=0)
     per_task = [sum(stream.task_at(p) == t for p in range(len(stream))) for t in range(20)]
     assert per_task == [238] * 20
     assert stream.trained_batches == 20 * 237

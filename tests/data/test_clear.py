@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from proxreplay.data import clear10, domain_incremental
+from proxreplay.data import DomainIncremental, clear10
 from proxreplay.errors import DataError
 from tests.data.data_samples import clear_files, write_files
 
@@ -16,7 +16,7 @@ def test_buckets_are_domains_in_the_order_of_the_training_metadata(tmp_path):
     for part in (data.train, data.test):
         assert part.domains.tolist() == sorted([0, 1, 2] * 8)
         assert part.labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 1] * 3
-    stream = domain_incremental(data, seed=0)
+    stream = DomainIncremental().stream(data, seed=0)
     assert [task.name for task in stream.tasks] == ["1", "2", "3"]
 
 

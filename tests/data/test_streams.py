@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxreplay.data import Stream, Subset, Task, class_incremental
+from proxreplay.data import ClassIncremental, Stream, Subset, Task
 from proxreplay.errors import InputError
 from tests.data.data_samples import dataset
 
@@ -49,13 +49,13 @@ def test_batches_are_consecutive_chunks_of_each_task(sizes, batch_size, short_la
 
 
 def test_positions_count_batches_and_survive_a_restore_exactly():
-    whole = list(class_incremental(dataset(), 3, seed=1, batch_size=4))
+    whole = list(ClassIncremental(3).stream(dataset(), seed=1, batch_size=4))
     assert [b.position for b in whole] == list(range(len(whole)))
-    stream = class_incremental(dataset(), 3, seed=1, batch_size=4)
+    stream = ClassIncremental(3).stream(dataset(), seed=1, batch_size=4)
     for _ in itertools.islice(stream, 5):
         pass
     state = stream.state_dict()
-    again = class_incremental(dataset(), 3, seed=1, batch_size=4)
+    again = ClassIncremental(3).stream(dataset(), seed=1, batch_size=4)
     again.load_state_dict(state)
     rest = list(again)
     assert len(rest) == len(whole) - 5
@@ -85,9 +85,9 @@ def test_the_end_of_the_stream_can_be_restored():
 
 
 def test_the_position_of_another_stream_is_refused():
-    state = class_incremental(dataset(), 3, seed=1).state_dict()
+    state = ClassIncremental(3).stream(dataset(), seed=1).state_dict()
     with pytest.raises(InputError, match="another stream"):
-        class_incremental(dataset(), 3, seed=2).load_state_dict(state)
+        ClassIncremental(3).stream(dataset(), seed=2).load_state_dict(state)
 
 
 @pytest.mark.parametrize("position", [-1, 5])
@@ -98,7 +98,7 @@ def test_task_at_refuses_positions_outside(position):
 
 def test_nothing_is_copied_before_it_is_asked_for():
     data = dataset()
-    stream = class_incremental(data, 3, seed=0)
+    stream = ClassIncremental(3).stream(data, seed=0)
     pointer = data.train.inputs.data_ptr()
     assert all(task.train.source.inputs.data_ptr() == pointer for task in stream.tasks)
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxreplay.data.transforms import Transform, center_crop, crop_and_flip
+from proxreplay.data import Transform
+from proxreplay.data.augment import center_crop, crop_and_flip
 from proxreplay.errors import InputError
 
 

@@ -1,7 +1,6 @@
 """The digits that scikit-learn bundles: real images without a download."""
 
 import numpy as np
-import torch
 
 from proxreplay.data.datasets import Dataset, Examples
 
@@ -16,6 +15,7 @@ def digits() -> Dataset:
     >>> len(data.train), len(data.validation), len(data.test)
     (1071, 362, 364)
     """
+    import torch
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

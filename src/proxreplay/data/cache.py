@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from proxreplay.data.datasets import Dataset, Examples
 from proxreplay.data.sources import Fingerprint, fingerprint, is_unchanged
@@ -295,6 +294,8 @@ def _read_meta(folder: Path) -> dict[str, Any]:
 
 
 def _examples(folder: Path, part: str, arrays: Mapping[str, Any]) -> Examples:
+    import torch
+
     inputs = _map(folder, f"{part}.inputs", arrays)
     small = {}
     for kind in ("labels", "domains"):

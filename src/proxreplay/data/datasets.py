@@ -2,12 +2,12 @@
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from proxreplay.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Examples:
         domains: ``[n]``, int64, starting at 0; None where the data has no domains.
     """
 
-    inputs: Tensor
-    labels: Tensor
-    domains: Tensor | None = None
+    inputs: "Tensor"
+    labels: "Tensor"
+    domains: "Tensor | None" = None
 
     def __post_init__(self) -> None:
         for name, tensor in (("labels", self.labels), ("domains", self.domains)):
@@ -38,7 +38,7 @@ class Examples:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, rows: Tensor) -> "Examples":
+    def __getitem__(self, rows: "Tensor") -> "Examples":
         domains = None if self.domains is None else self.domains[rows]
         return Examples(self.inputs[rows], self.labels[rows], domains)
 
@@ -52,7 +52,7 @@ class Dataset:
         train: what the stream is made of.
         test: for the final accuracy.
         classes: a name for every label.
-        validation: where the set brings its own; otherwise the stream sets some aside a task.
+        validation: where the set brings its own; otherwise the stream sets some aside per task.
         domains: a name for every domain; empty where the data has none.
         checksum: where it is known without reading everything; see `digest`.
     """
@@ -88,10 +88,10 @@ class Dataset:
         if len(self.train) == 0:
             raise DataError(f"{self.name}: no training examples; check where the data came from.")
 
-    def _check(self, what: str, ids: Tensor | None, names: tuple[str, ...], kind: str) -> None:
+    def _check(self, what: str, ids: "Tensor | None", names: tuple[str, ...], kind: str) -> None:
         if ids is None:
             raise DataError(f"{self.name}: {kind} are named but there are no {what}; give both.")
-        if ids.dtype != torch.int64:
+        if str(ids.dtype) != "torch.int64":
             raise DataError(f"{self.name}: {what} are {ids.dtype}; give int64.")
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(names):
             raise DataError(

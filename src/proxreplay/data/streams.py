@@ -3,23 +3,22 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from torch import Tensor
 
 from proxreplay.batch import Batch
 from proxreplay.data.datasets import Examples
+from proxreplay.data.scenarios import ShortLast
 from proxreplay.errors import InputError
-
-ShortLast = Literal["buffer_only", "train", "drop"]
 
 
 @dataclass(frozen=True)
 class Subset:
-    """Some rows of the examples, in an order of their own; nothing is copied until it is asked for.
+    """Some rows of `Examples`, in an order of their own; inputs are copied only when asked for.
 
     Args:
-        source: where the rows lie.
+        source: where the rows are.
         rows: ``[n]``, int64.
     """
 
@@ -33,6 +32,11 @@ class Subset:
         return self.source[self.rows[places]]
 
     @property
+    def inputs(self) -> Tensor:
+        """Inputs ``[n, ...]``: gathered at each call, not kept."""
+        return self.source.inputs[self.rows]
+
+    @property
     def labels(self) -> Tensor:
         """Labels ``[n]``, without touching the inputs."""
         return self.source.labels[self.rows]
@@ -40,29 +44,19 @@ class Subset:
 
 @dataclass(frozen=True)
 class Task:
-    """One stretch of the stream, and what is held out to judge the learner on it.
+    """One part of the stream, and the examples that the learner is judged on.
 
     Args:
         name: for people to read.
         train: the examples that arrive, in order of arrival.
-        held_out: for judging the learner at every moment; see ``validation``.
-        final: for judging it at the end; see ``test``.
+        validation: judges the learner during the stream.
+        test: judges it at the end.
     """
 
     name: str
     train: Subset
-    held_out: Subset
-    final: Subset
-
-    @property
-    def validation(self) -> Examples:
-        """The examples held out to judge the learner at every moment: gathered now, not kept."""
-        return self.held_out[:]
-
-    @property
-    def test(self) -> Examples:
-        """The examples held out for the end: gathered now, not kept."""
-        return self.final[:]
+    validation: Subset
+    test: Subset
 
 
 class Stream:
@@ -72,9 +66,9 @@ class Stream:
 
     Args:
         tasks: in order of arrival.
-        batch_size: examples a batch.
+        batch_size: examples per batch.
         short_last: what happens to a task's last batch if it is short: ``buffer_only`` remembers it
-            without SGD steps (as in the paper's experiments), ``train`` treats it as any other,
+            without SGD steps (as in the paper's experiments), ``train`` treats it like any other,
             ``drop`` leaves it out.
     """
 

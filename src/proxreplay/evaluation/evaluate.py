@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxreplay.data.datasets import Examples
+from proxreplay.data.streams import Subset
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Evaluation:
 
 @torch.inference_mode()
 def evaluate(
-    logits: Callable[[Tensor], Tensor], tasks: Sequence[Examples], batch_size: int = 500
+    logits: Callable[[Tensor], Tensor], tasks: Sequence[Examples | Subset], batch_size: int = 500
 ) -> Evaluation:
     """Accuracy and loss on each task, in one pass of large batches over all of them.
 

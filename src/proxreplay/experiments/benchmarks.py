@@ -16,8 +16,7 @@ from proxreplay.data.cifar import cifar10, cifar100
 from proxreplay.data.clear import clear10
 from proxreplay.data.idx import fashion_mnist, mnist
 from proxreplay.data.roots import data_root as resolve_root
-from proxreplay.data.scenarios import ClassIncremental, DomainIncremental, Scenario
-from proxreplay.data.streams import ShortLast
+from proxreplay.data.scenarios import ClassIncremental, DomainIncremental, Scenario, ShortLast
 from proxreplay.data.tiny_imagenet import tinyimagenet
 from proxreplay.data.trees import pacs
 from proxreplay.errors import InputError

@@ -15,8 +15,9 @@ from proxreplay.data.scenarios import (
     ClassIncremental,
     DomainIncremental,
     Scenario,
+    ShortLast,
 )
-from proxreplay.data.streams import ShortLast, Subset
+from proxreplay.data.streams import Subset
 from proxreplay.errors import InputError
 from proxreplay.experiments.benchmarks import (
     LPR_PREFIX,

@@ -128,7 +128,7 @@ def _rule_bytes(learner: Learner) -> int:
 
 
 def _held_out(stream: Stream, tasks: int) -> int:
-    return sum(len(task.held_out) for task in stream.tasks[:tasks])
+    return sum(len(task.validation) for task in stream.tasks[:tasks])
 
 
 def _time_batches(learner: Learner, stream: Stream, batches: int) -> float:

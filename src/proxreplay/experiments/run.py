@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from proxreplay.batch import Batch
-from proxreplay.data import Examples, Stream
+from proxreplay.data import Stream, Subset
 from proxreplay.errors import CheckpointError, InputError, ProxreplayError, StorageError
 from proxreplay.evaluation import evaluate
 from proxreplay.experiments.checkpoint import load_checkpoint, save_checkpoint
@@ -213,7 +213,7 @@ class _Run:
         if self.config.test:
             self._judge("test", {}, [task.test for task in self.stream.tasks])
 
-    def _judge(self, split: str, moment: Record, tasks: list[Examples]) -> list[float]:
+    def _judge(self, split: str, moment: Record, tasks: list[Subset]) -> list[float]:
         """Record accuracy and loss a task, for an average also those of the online network."""
         with self._clock("evaluating"):
             outcome = evaluate(self.learner.logits, tasks)
