@@ -18,7 +18,7 @@ from proxreplay.evaluation.diagnostics import (
     spectrum_record,
 )
 from proxreplay.models import mlp, small_cnn
-from proxreplay.proximal import LPR
+from proxreplay.proximal import LPR, GradientRule
 from proxreplay.replay import ClassBalancedMemory, Learner, er
 
 
@@ -34,13 +34,20 @@ def batches(count: int, shape: tuple[int, ...] = (6,), n: int = 8) -> list[Batch
     ]
 
 
-class Halve:
+class Halve(GradientRule):
     """A rule that halves the gradient of one parameter, or of all."""
 
     def __init__(self, model: nn.Module, only: str = "") -> None:
         self.parameters = [p for n, p in model.named_parameters() if n.startswith(only)]
 
-    def precondition_(self) -> None:
+    def refresh(self, inputs: Tensor, of: int | None = None) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+    def precondition_(self, only: Any = None) -> None:
         for parameter in self.parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_(0.5)
@@ -329,3 +336,20 @@ def test_a_run_is_bit_identical_with_and_without_diagnostics() -> None:
     assert state.keys() == watched_state.keys()
     for name, value in state.items():
         assert torch.equal(value, watched_state[name]), name
+
+
+def test_a_run_with_a_wide_layer_is_bit_identical_with_and_without_diagnostics() -> None:
+    """Steps are counted to choose between two forms of Lambda; looking must not count."""
+    states = []
+    for diagnosed in (False, True):
+        torch.manual_seed(0)
+        model = mlp(600, 4, hidden=(64,))
+        rule = LPR(model, omega_0=2.0, tolerance=0.05)
+        learner = Learner(model, ClassBalancedMemory(200), rule, refresh_every=2, seed=1)
+        if diagnosed:
+            learner.loss = GradientRatios(model, rule, lambda _: None).around(learner.loss)
+        for batch in batches(3, (600,), n=55):
+            learner.learn(batch.inputs, batch.labels)
+        states.append(model.state_dict())
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name]), name

@@ -30,7 +30,7 @@ def test_the_gram_is_the_weighted_mean_over_refreshes_of_the_one_per_example(
     lpr = LPR(layer, omega_0, rolling=rolling)
     parts = [random(n, 3, seed=i) for i, n in enumerate(sizes)]
     for x in parts:
-        lpr.refresh_part(x)
+        lpr.refresh(x)
     weights = [rolling ** (len(parts) - 1 - i) for i in range(len(parts))]
     mean = sum(w * x.T @ x / len(x) for w, x in zip(weights, parts, strict=True)) / sum(weights)
     expected = torch.linalg.inv(torch.eye(3, dtype=torch.float64) + omega_0 * mean)
@@ -40,8 +40,8 @@ def test_the_gram_is_the_weighted_mean_over_refreshes_of_the_one_per_example(
 def test_positions_age_too():
     layer = nn.Linear(3, 2).double()
     lpr = LPR(layer, beta=1.0, rolling=0.5)
-    lpr.refresh_part(random(4, 2, 3))  # two rows an example
-    lpr.refresh_part(random(4, 5, 3))
+    lpr.refresh(random(4, 2, 3))  # two rows an example
+    lpr.refresh(random(4, 5, 3))
     assert lpr.layers[""].positions == pytest.approx((0.5 * 2 + 5) / 1.5)
 
 
@@ -53,19 +53,9 @@ def test_the_same_inputs_again_change_nothing():
     x = random(5, 2, 4, 4)
     exact.refresh(x)
     for _ in range(3):
-        rolling.refresh_part(x)
+        rolling.refresh(x)
     for name in exact.layers:
         torch.testing.assert_close(lambda_of(rolling, name), lambda_of(exact, name))
-
-
-def test_a_refresh_from_everything_starts_anew_and_keeps_nothing():
-    layer = nn.Linear(3, 2)
-    lpr, fresh = LPR(layer, rolling=0.8), LPR(layer)
-    lpr.refresh_part(torch.randn(4, 3))
-    x = torch.randn(5, 3)
-    lpr.refresh(x)
-    fresh.refresh(x)
-    assert_same_state(lpr.state_dict(), fresh.state_dict())
 
 
 @settings(deadline=None, max_examples=25)
@@ -79,7 +69,7 @@ def test_a_part_counts_by_its_share_of_the_memory_if_that_is_more(seen, rolling)
     parts = [random(n, 3, seed=i) for i, (n, _) in enumerate(seen)]
     weights: list[float] = []
     for x, (n, others) in zip(parts, seen, strict=True):
-        lpr.refresh_part(x, n + others)
+        lpr.refresh(x, n + others)
         counts = max(1 - rolling, n / (n + others))
         weights = [w * (1 - counts) for w in weights] + [counts]
     mean = sum(w * x.T @ x / len(x) for w, x in zip(weights, parts, strict=True)) / sum(weights)
@@ -92,7 +82,7 @@ def test_parts_that_are_everything_are_exact():
     lpr, fresh = LPR(layer, rolling=0.8), LPR(layer)
     for seed in range(3):
         x = random(7, 3, seed=seed).float()
-        lpr.refresh_part(x, 7)
+        lpr.refresh(x, 7)
         fresh.refresh(x)
         torch.testing.assert_close(lambda_of(lpr), lambda_of(fresh))
 
@@ -101,16 +91,16 @@ def test_parts_that_are_everything_are_exact():
 def test_a_part_of_nothing_is_refused(of):
     lpr = LPR(nn.Linear(2, 2), rolling=0.5)
     with pytest.raises(InputError, match=f"of={of}"):
-        lpr.refresh_part(torch.randn(3, 2), of)
+        lpr.refresh(torch.randn(3, 2), of)
     assert not lpr.layers
 
 
 def test_zero_makes_everything_anew_and_keeps_nothing():
     layer = nn.Linear(3, 2)
     lpr, fresh = LPR(layer, rolling=0.0), LPR(layer)
-    lpr.refresh_part(torch.randn(4, 3))
+    lpr.refresh(torch.randn(4, 3))
     x = torch.randn(5, 3)
-    lpr.refresh_part(x)
+    lpr.refresh(x)
     fresh.refresh(x)
     assert_same_state(lpr.state_dict(), fresh.state_dict())
     assert "history" not in lpr.state_dict()
@@ -120,43 +110,43 @@ def test_a_saved_rule_goes_on_exactly():
     torch.manual_seed(0)
     layer = nn.Linear(4, 3)
     first, x = LPR(layer, rolling=0.8), torch.randn(3, 6, 4)
-    first.refresh_part(x[0])
+    first.refresh(x[0])
     second = LPR(layer, rolling=0.8)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     for lpr in (first, second):
-        lpr.refresh_part(x[1])
-        lpr.refresh_part(x[2])
+        lpr.refresh(x[1])
+        lpr.refresh(x[2])
     assert_same_state(first.state_dict(), second.state_dict())
 
 
 def test_a_refresh_that_fails_leaves_the_history_alone():
     layer = nn.Linear(2, 1)
     lpr = LPR(layer, rolling=0.8)
-    lpr.refresh_part(torch.randn(4, 2))
+    lpr.refresh(torch.randn(4, 2))
     before = copy.deepcopy(lpr.state_dict())
     with pytest.raises(RefreshError):
-        lpr.refresh_part(torch.full((4, 2), float("nan")))
+        lpr.refresh(torch.full((4, 2), float("nan")))
     assert_same_state(lpr.state_dict(), before)
 
 
 def test_a_failure_while_factors_are_made_leaves_the_history_alone(monkeypatch):
     layer = nn.Linear(2, 1)
     lpr = LPR(layer, rolling=0.8)
-    lpr.refresh_part(torch.randn(4, 2))
+    lpr.refresh(torch.randn(4, 2))
     before = copy.deepcopy(lpr.state_dict())
     monkeypatch.setattr("proxreplay.proximal.rules.lpr.shrinkage_", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        lpr.refresh_part(torch.randn(4, 2))
+        lpr.refresh(torch.randn(4, 2))
     assert_same_state(lpr.state_dict(), before)
 
 
 def test_a_layer_that_has_changed_its_columns_starts_again():
     model = nn.Sequential(nn.Linear(3, 2))
     lpr = LPR(model, rolling=0.8)
-    lpr.refresh_part(torch.randn(4, 3))
+    lpr.refresh(torch.randn(4, 3))
     model[0] = nn.Linear(5, 2)
     x = torch.randn(4, 5)
-    lpr.refresh_part(x)
+    lpr.refresh(x)
     fresh = LPR(model)
     fresh.refresh(x)
     torch.testing.assert_close(lambda_of(lpr, "0"), lambda_of(fresh, "0"))
@@ -180,7 +170,7 @@ def test_a_tied_embedding_ages_too():
     tokens = torch.tensor([[0, 1, 1], [4, 1, 2]])
     exact.refresh(tokens)
     for _ in range(2):
-        rolling.refresh_part(tokens)
+        rolling.refresh(tokens)
     fill_gradients_(model)
     exact.precondition_()
     expected = flat_gradient(model)
@@ -200,7 +190,7 @@ def test_the_plan_counts_what_is_remembered():
     x = torch.randn(5, 9)
     for rolling, times in ((0.0, 1), (0.5, 2)):
         lpr = LPR(layer, rolling=rolling)
-        lpr.refresh_part(x)
+        lpr.refresh(x)
         held = [one.factor.bytes for one in lpr._treatments.values()]
         held += [one.G.nbytes for one in lpr._history.values()]
         assert lpr.plan(x).bytes == sum(held) == times * 4 * 10 * 10

@@ -31,6 +31,7 @@ from proxreplay import (
 from proxreplay.data import Transform
 from proxreplay.errors import InputError
 from proxreplay.models import mlp, small_cnn
+from proxreplay.proximal import GradientRule
 from proxreplay.replay.losses import Loss
 from proxreplay.seeding import generator, seeded
 
@@ -150,14 +151,14 @@ def test_er_step_by_step() -> None:
 
 
 def test_the_rule_is_refreshed_every_t_learned_batches_with_the_updated_memory() -> None:
-    class Recorder:
+    class Recorder(GradientRule):
         def __init__(self) -> None:
             self.events: list[Any] = []
 
-        def refresh(self, inputs: Tensor) -> None:
+        def refresh(self, inputs: Tensor, of: int | None = None) -> None:
             self.events.append(("refresh", len(inputs)))
 
-        def precondition_(self) -> None:
+        def precondition_(self, only: Any = None) -> None:
             self.events.append("step")
 
         def state_dict(self) -> dict[str, Any]:
@@ -186,13 +187,13 @@ def test_a_rolling_rule_is_told_how_much_there_is_to_remember() -> None:
     )
     told: list[tuple[int, int | None]] = []
     assert isinstance(twin.rule, LPR)
-    refresh_part = twin.rule.refresh_part
+    refresh = twin.rule.refresh
 
     def recording(inputs: Tensor, of: int | None = None) -> None:
         told.append((len(inputs), of))
-        refresh_part(inputs, of)
+        refresh(inputs, of)
 
-    twin.rule.refresh_part = recording  # type: ignore[method-assign]
+    twin.rule.refresh = recording  # type: ignore[method-assign]
     for _ in range(3):
         x, y = torch.randn(3, 2), torch.tensor([0, 1, 2])
         learner.learn(x, y)
@@ -203,18 +204,18 @@ def test_a_rolling_rule_is_told_how_much_there_is_to_remember() -> None:
 
 
 def test_an_observing_rule_sees_the_incoming_batch_and_a_reference() -> None:
-    class Watcher:
+    class Watcher(GradientRule):
         reference_samples = 4
 
         def __init__(self) -> None:
             self.seen: list[tuple[int, int | None]] = []
 
-        def observe(self, incoming: Batch, reference: Batch | None) -> None:
+        def observe(self, incoming: Batch, reference: Batch | None = None) -> None:
             self.seen.append((len(incoming), None if reference is None else len(reference)))
 
-        def refresh(self, inputs: Tensor) -> None: ...
+        def refresh(self, inputs: Tensor, of: int | None = None) -> None: ...
 
-        def precondition_(self) -> None: ...
+        def precondition_(self, only: Any = None) -> None: ...
 
         def state_dict(self) -> dict[str, Any]:
             return {}
@@ -321,8 +322,8 @@ def test_refresh_sees_augmented_inputs_unless_told_otherwise() -> None:
     for augment in (True, False):
         learner = make(lpr=True, refresh_augment=augment, refresh_every=1, memory=RingMemory(6))
         seen = []
-        refresh = learner.rule.refresh_part
-        learner.rule.refresh_part = lambda inputs, of, seen=seen, go=refresh: (
+        refresh = learner.rule.refresh
+        learner.rule.refresh = lambda inputs, of=None, seen=seen, go=refresh: (
             seen.append(inputs),
             go(inputs, of),
         )

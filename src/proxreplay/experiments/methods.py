@@ -31,9 +31,10 @@ from proxreplay.experiments.custom import custom
 from proxreplay.models import load_network
 from proxreplay.models.heads import GrowingHead
 from proxreplay.proximal import AGEM, AOP, GPM, LPR, OWM, SGP, AdaptiveAlpha, StreamProgress
+from proxreplay.proximal.rules.base import GradientRule
 from proxreplay.replay import ClassBalancedMemory, Learner, UnlimitedMemory
 from proxreplay.replay.averaging import EMA
-from proxreplay.replay.learner import REFRESH_SAMPLES, Rule
+from proxreplay.replay.learner import REFRESH_SAMPLES
 from proxreplay.replay.losses import Derpp, DerppSnapshot, Er, ErAce, Finetune, Lode, Loss
 from proxreplay.seeding import seeded
 
@@ -90,7 +91,7 @@ class Method:
     label: str
     about: str
     loss: Callable[[RunConfig], Loss]
-    rule: Callable[[RuleInputs], Rule] | None = None
+    rule: Callable[[RuleInputs], GradientRule] | None = None
     averaged: bool = False
     head: Literal["growing", "fixed"] = "growing"
     replay: bool = True
@@ -112,7 +113,7 @@ LPR_KEYS = (
 GPM_KEYS = ("projection.norms", "projection.head", "refresh.every", "refresh.samples")
 
 
-def _lpr(build: RuleInputs) -> Rule:
+def _lpr(build: RuleInputs) -> GradientRule:
     own = build.config.lpr
     return LPR(
         build.model,
@@ -138,20 +139,20 @@ def _with_lpr(base: Method) -> Method:
     )
 
 
-def _aop(build: RuleInputs) -> Rule:
+def _aop(build: RuleInputs) -> GradientRule:
     alpha = build.config.projection.alpha
     schedule = AdaptiveAlpha(StreamProgress(build.steps)) if alpha is None else alpha
     norms, exclude = _kept_norms(build.config), _left_free(build.config)
     return AOP(build.model, schedule, norms=norms, exclude=exclude)
 
 
-def _owm(build: RuleInputs) -> Rule:
+def _owm(build: RuleInputs) -> GradientRule:
     alpha = build.config.projection.alpha
     norms, exclude = _kept_norms(build.config), _left_free(build.config)
     return OWM(build.model, 1e-3 if alpha is None else alpha, norms=norms, exclude=exclude)
 
 
-def _gpm(build: RuleInputs) -> Rule:
+def _gpm(build: RuleInputs) -> GradientRule:
     own = build.config.projection
     return GPM(
         build.model,
@@ -162,7 +163,7 @@ def _gpm(build: RuleInputs) -> Rule:
     )
 
 
-def _sgp(build: RuleInputs) -> Rule:
+def _sgp(build: RuleInputs) -> GradientRule:
     own = build.config.projection
     return SGP(
         build.model,

@@ -192,7 +192,7 @@ class _Run:
             rng = generator(self.config.seed, f"task-end/{t}")
             drawn = torch.randperm(len(task), generator=rng)[: self.config.refresh.samples]
             chosen = task.source[task.rows[drawn]].inputs
-            rule.refresh(self.learner.view(chosen))
+            rule.refresh(self.learner.view(chosen), of=len(chosen))
         self._record_refresh(batch, len(chosen))
 
     def _record_refresh(self, batch: Batch, examples: int) -> None:

@@ -1,7 +1,7 @@
 """What is remembered and how it is learned from."""
 
 from proxreplay.replay.averaging import EMA
-from proxreplay.replay.learner import Learner, Rule
+from proxreplay.replay.learner import Learner
 from proxreplay.replay.losses import (
     Derpp,
     DerppSnapshot,
@@ -37,7 +37,6 @@ __all__ = [
     "Needs",
     "ReservoirMemory",
     "RingMemory",
-    "Rule",
     "UnlimitedMemory",
     "derpp",
     "derpp_snapshot",

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Self
 
 import torch
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from proxreplay.errors import InputError
 from proxreplay.models.heads import GrowingHead, replace_in_optimizer_
 from proxreplay.models.recipes import build_again, recipe_of
 from proxreplay.proximal.layers.capture import as_written, untouched
+from proxreplay.proximal.rules.base import GradientRule
 from proxreplay.replay.averaging import EMA, frozen_copy
 from proxreplay.replay.compiling import compile_
 from proxreplay.replay.description import (
@@ -41,43 +42,6 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 REFRESH_SAMPLES = 100  # cheap, and for LPR as good as the whole memory (docs/speed.md)
 ELEMENTS_A_PASS = 100 * 3 * 32 * 32  # of inputs that are predicted at once on a CPU
-
-
-class Rule(Protocol):
-    """Changes the gradients between the backward pass and the optimizer's step.
-
-    Its public attributes are its options; what it has learned is private and in `state_dict`.
-    """
-
-    def refresh(self, inputs: Tensor) -> None:
-        """Rebuild from inputs that must not be forgotten, as the model sees them."""
-
-    def precondition_(self) -> None:
-        """Change the gradients of the model in place."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that decides what happens next."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
-
-
-@runtime_checkable
-class Observer(Protocol):
-    """A rule that also looks at each step's data, after the backward pass."""
-
-    reference_samples: int | None  # remembered examples it asks for; None for those replayed
-
-    def observe(self, incoming: Batch, reference: Batch | None) -> None:
-        """See the incoming batch and a draw from the memory, as the model sees them."""
-
-
-@runtime_checkable
-class Rolling(Protocol):
-    """A rule that can be refreshed from a part of the memory at a time."""
-
-    def refresh_part(self, inputs: Tensor, of: int) -> None:
-        """Rebuild from inputs drawn from ``of`` remembered examples, and from earlier parts."""
 
 
 class Learner:
@@ -126,7 +90,7 @@ class Learner:
         self,
         model: nn.Module,
         memory: Memory | None = None,
-        rule: Rule | None = None,
+        rule: GradientRule | None = None,
         *,
         loss: Loss = er,
         averaging: EMA | None = None,
@@ -176,8 +140,7 @@ class Learner:
             else optimizer(model.parameters())
         )
         self._needs = needs_of(loss)
-        self._observer = rule if isinstance(rule, Observer) else None
-        if self._needs.draws == 0 and self._observer and self._observer.reference_samples is None:
+        if self._needs.draws == 0 and rule is not None and rule.reference_samples is None:
             raise InputError(
                 f"Learner: {type(rule).__name__} looks at the replayed examples, but the loss "
                 "replays none; give a loss that does, such as er."
@@ -219,10 +182,9 @@ class Learner:
                 loss = self.loss(self.model, batch, replay)
                 self.optimizer.zero_grad()
                 loss.backward()
-                if self._observer is not None:
-                    self._observer.observe(batch, self._reference(replay))
                 if self.rule is not None:
-                    self.rule.precondition_()
+                    self.rule.observe(batch, self._reference(replay))
+                    self.rule.step_()
                 self.optimizer.step()
                 if self.averaging is not None:
                     self.averaging.update_()
@@ -237,10 +199,7 @@ class Learner:
         """Rebuild the rule from the memory now; `learn` does so when it is due."""
         if self.rule is None or len(self.memory) == 0:
             return
-        if isinstance(self.rule, Rolling):
-            self.rule.refresh_part(self._memorised_inputs(), len(self.memory))
-        else:
-            self.rule.refresh(self._memorised_inputs())
+        self.rule.refresh(self._memorised_inputs(), of=len(self.memory))
 
     def view(self, x: Any) -> Tensor:
         """Inputs as the model sees them when it predicts: transformed, not augmented."""
@@ -394,7 +353,7 @@ class Learner:
         path: Path | str,
         model: nn.Module | None = None,
         memory: Memory | None = None,
-        rule: Rule | None = None,
+        rule: GradientRule | None = None,
         *,
         loss: Loss | None = None,
         optimizer: OptimizerFactory | None = None,
@@ -499,7 +458,7 @@ class Learner:
 
     def _reference(self, replay: Batch | None) -> Batch | None:
         """What the rule compares this step with: a draw of its own, or what was replayed."""
-        samples = 0 if self._observer is None else self._observer.reference_samples
+        samples = 0 if self.rule is None else self.rule.reference_samples
         return replay if samples is None else self._draw(samples, "reference")
 
     def _draw(self, n: int, purpose: str) -> Batch | None:

@@ -1,18 +1,9 @@
-"""What diagnostics of gradient rules share: a rule, and gradients lent to it for a moment."""
+"""Gradients lent to a rule for a moment, as diagnostics of rules need it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
 
 from torch import Tensor, nn
-
-
-class Rule(Protocol):
-    """Anything that changes gradients where they are."""
-
-    def precondition_(self) -> None:
-        """Change the gradients."""
-        ...
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 
 from proxreplay.batch import Batch
 from proxreplay.errors import InputError
-from proxreplay.evaluation.diagnostics.borrow import Rule, borrowed_gradients
+from proxreplay.evaluation.diagnostics.borrow import borrowed_gradients
+from proxreplay.proximal.rules.base import GradientRule
 
 Loss = Callable[[nn.Module, Batch, Batch | None], Tensor]
 Part = Literal["new", "replay", "all"]
@@ -71,7 +72,7 @@ class GradientRatios:
     def __init__(
         self,
         model: nn.Module,
-        rule: Rule,
+        rule: GradientRule,
         on_ratios: Callable[[Ratios], None],
         *,
         every: int = 1,
@@ -218,7 +219,9 @@ class _Norms:
         )
 
 
-def _norms(model: nn.Module, gradients: Mapping[str, Tensor], rule: Rule) -> dict[str, _Norms]:
+def _norms(
+    model: nn.Module, gradients: Mapping[str, Tensor], rule: GradientRule
+) -> dict[str, _Norms]:
     """Norms before and after the rule, by layer."""
     norms: dict[str, _Norms] = {}
     with borrowed_gradients(model, gradients):

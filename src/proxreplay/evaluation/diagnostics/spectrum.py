@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxreplay.errors import InputError
-from proxreplay.evaluation.diagnostics.borrow import Rule, borrowed_gradients
+from proxreplay.evaluation.diagnostics.borrow import borrowed_gradients
+from proxreplay.proximal.rules.base import GradientRule
 
 
-def shrinkage_matrix(model: nn.Module, name: str, rule: Rule) -> Tensor:
+def shrinkage_matrix(model: nn.Module, name: str, rule: GradientRule) -> Tensor:
     """``Lambda`` of one layer as the rule applies it, ``[groups, d, d]`` in float64.
 
     The rows of the identity are handed to the rule as if they were gradients, ``out`` at a time,
@@ -77,7 +78,9 @@ class Spectrum:
         }
 
 
-def shrinkage_spectrum(model: nn.Module, rule: Rule, layers: Sequence[str]) -> dict[str, Spectrum]:
+def shrinkage_spectrum(
+    model: nn.Module, rule: GradientRule, layers: Sequence[str]
+) -> dict[str, Spectrum]:
     """The spectrum of each layer's shrinkage.
 
     Args:

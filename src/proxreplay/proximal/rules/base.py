@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from proxreplay.batch import Batch
 from proxreplay.errors import InputError
 from proxreplay.proximal.layers.capture import as_batches, full_precision
 from proxreplay.proximal.layers.registry import RowsFunction
@@ -43,13 +44,35 @@ COLUMNS = "kernel, channel"  # the order in which states have those of a convolu
 
 
 class GradientRule(ABC):
-    """Changes gradients between backward and the optimizer's step."""
+    """Changes gradients between the backward pass and the optimizer's step.
+
+    The only interface between rules and whoever trains: a loop of your own by `attach`, `Learner`
+    by `observe`, `step_` and `refresh`, diagnostics by `precondition_`. Public attributes are a
+    rule's options; what it has learned is private and in `state_dict`.
+    """
+
+    reference_samples: int | None = 0
+    """Remembered examples that `observe` asks for; None for those that the loss replays."""
 
     _handle: RemovableHandle | None = None
 
     @abstractmethod
-    def refresh(self, inputs: Tensor) -> None:
-        """Rebuild from inputs that must not be forgotten; nothing for rules that only observe."""
+    def refresh(self, inputs: Any, of: int | None = None) -> None:
+        """Rebuild from inputs that must not be forgotten; nothing for rules that only observe.
+
+        Args:
+            inputs: as the model sees them.
+            of: how many examples they were drawn from; None for many more.
+        """
+
+    def observe(self, incoming: Batch, reference: Batch | None = None) -> None:
+        """See the data of a step after its backward pass; most rules do not look.
+
+        Args:
+            incoming: the stream batch as the model sees it.
+            reference: `reference_samples` remembered examples; None if there are none.
+        """
+        return None
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -61,11 +84,15 @@ class GradientRule(ABC):
 
     @abstractmethod
     def precondition_(self, only: Collection[int] | None = None) -> None:
-        """Change the gradients where they are.
+        """Change the gradients where they are. It may be called any number of times.
 
         Args:
             only: ids of the parameters to treat as moving; None for all that have a gradient.
         """
+
+    def step_(self, only: Collection[int] | None = None) -> None:
+        """`precondition_` for a step that will be made; call it once before each step."""
+        self.precondition_(only)
 
     def attach(self, optimizer: Optimizer) -> Self:
         """Precondition inside every ``optimizer.step()`` from now on, or until `detach`.
@@ -76,7 +103,7 @@ class GradientRule(ABC):
         if self._handle is not None:
             raise InputError(
                 f"{type(self).__name__}.attach: attached already; detach() first. For several "
-                "optimizers, call precondition_() once before their steps."
+                "optimizers, call step_() once before their steps."
             )
 
         def before_step(
@@ -102,7 +129,7 @@ class GradientRule(ABC):
         def then_precondition(closure: Callable[[], Any]) -> Callable[[], Any]:
             def wrapped() -> Any:
                 loss = closure()
-                self.precondition_(only)
+                self.step_(only)
                 return loss
 
             return wrapped
@@ -112,7 +139,7 @@ class GradientRule(ABC):
             return (itself, then_precondition(rest[0]), *rest[1:]), kwargs
         if callable(kwargs.get("closure")):
             return args, kwargs | {"closure": then_precondition(kwargs["closure"])}
-        self.precondition_(only)
+        self.step_(only)
         return None
 
 
@@ -360,7 +387,9 @@ class GramRule(LayerwiseRule):
             return f"an Embedding shares its weight, which {type(self).__name__} cannot treat."
         return self._treat(site, statistic)
 
-    def refresh(self, inputs: Tensor | Iterable[Any], *, batch_dim: int = 0) -> None:
+    def refresh(
+        self, inputs: Tensor | Iterable[Any], of: int | None = None, *, batch_dim: int = 0
+    ) -> None:
         """Rebuild every factor from the examples that must not be forgotten.
 
         The model is left without a trace. If anything goes wrong, the previous factors stay.
@@ -368,6 +397,7 @@ class GramRule(LayerwiseRule):
         Args:
             inputs: a tensor ``[n, ...]``, or an iterable of batches the model can be called with:
                 tensors, tuples of arguments or dicts of keyword arguments.
+            of: how many examples they were drawn from; only a rolling LPR asks.
             batch_dim: the dimension of the examples, for models that want another one first.
         """
         survey = self._survey()

@@ -173,13 +173,16 @@ class GPM(GramRule):
             if isinstance(one.factor, SpectralShrinkage)
         }
 
-    def refresh(self, inputs: Tensor | Iterable[Any], *, batch_dim: int = 0) -> None:
+    def refresh(
+        self, inputs: Tensor | Iterable[Any], of: int | None = None, *, batch_dim: int = 0
+    ) -> None:
         """Find the directions that examples use: anew, or beside those there are.
 
         The model is left without a trace. If anything goes wrong, the previous directions stay.
 
         Args:
             inputs: a tensor ``[n, ...]``, or an iterable of batches the model can be called with.
+            of: not looked at.
             batch_dim: the dimension of the examples, for models that want another one first.
         """
         before = self._treatments if self.accumulate else {}

@@ -65,9 +65,9 @@ class LPR(GramRule):
         tolerance: how far ``Lambda`` may be off (in the spectral norm, so each eigenvalue) where
             that is cheaper: layers of 512 columns or more keep only the directions that matter.
             They are found from those of the refresh before. 0 is exact.
-        rolling: how much of the earlier statistics stays, at most, at every `refresh_part`. With
-            0.8, refreshes from a small part of the memory see over time what one from all of it
-            would see, though with the network as it was then. 0 makes everything anew.
+        rolling: decay of the moving average of statistics over refreshes. With 0.8, refreshes from
+            a small part of the memory see over time what one from all of it would see, though with
+            the network as it was then. 0 uses only the newest examples.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -134,42 +134,26 @@ class LPR(GramRule):
             return Treatment(site, factor, positions, omega)
         return Treatment(site, self._shrinkage(site, G, omega), positions, omega)
 
-    def precondition_(self, only: Collection[int] | None = None) -> None:
-        """``G <- G Lambda`` for every layer that has a gradient and a factor; see `LayerwiseRule`.
-
-        Args:
-            only: ids of the parameters to treat as moving; None for all that have a gradient.
-        """
-        super().precondition_(only)
+    def step_(self, only: Collection[int] | None = None) -> None:
+        """`precondition_`, and count the step: how many there are decides which form is cheaper."""
+        super().step_(only)
         self._pace.steps += 1
 
-    def refresh(self, inputs: Tensor | Iterable[Any], *, batch_dim: int = 0) -> None:
-        """Rebuild every factor from the examples that must not be forgotten; see `GramRule`.
-
-        Nothing of earlier refreshes stays.
-        """
-        super().refresh(inputs, batch_dim=batch_dim)
-        self._history = {}
-        self._pace.refreshed()
-
-    def refresh_part(
+    def refresh(
         self, inputs: Tensor | Iterable[Any], of: int | None = None, *, batch_dim: int = 0
     ) -> None:
-        """Refresh from a part of what must not be forgotten; what earlier parts said fades.
+        """Rebuild every factor from the examples that must not be forgotten.
 
-        Of the earlier statistics, ``min(rolling, 1 - n / of)`` stays after ``n`` examples: nothing
-        if they are all there are, so that this is `refresh` until there is more than a part.
+        With ``rolling``, ``min(rolling, 1 - n / of)`` of the earlier statistics stays after ``n``
+        examples: nothing if these are all there is.
 
         Args:
-            inputs: as for `refresh`; to be drawn anew every time.
+            inputs: as for `GramRule.refresh`; where only some are used, drawn anew every time.
             of: how many examples they were drawn from; None for many more.
-            batch_dim: as for `refresh`.
+            batch_dim: the dimension of the examples, for models that want another one first.
         """
         if of is not None and of < 1:
-            raise InputError(f"LPR.refresh_part: of={of}; give at least 1.")
-        if not self._remembers:
-            self.refresh(inputs, batch_dim=batch_dim)
-            return
+            raise InputError(f"LPR.refresh: of={of}; give at least 1.")
         part = self._part = _Part(of)
         try:
             super().refresh(inputs, batch_dim=batch_dim)
@@ -183,7 +167,7 @@ class LPR(GramRule):
         return self.rolling > 0
 
     def _over_time(self, name: str, statistic: Statistic | Sketch) -> Statistic | Sketch:
-        if self._part is None or isinstance(statistic, Sketch):
+        if not self._remembers or self._part is None or isinstance(statistic, Sketch):
             return statistic  # sketches do not age: they are of the last refresh only
         stays = self.rolling
         if self._part.of is not None:

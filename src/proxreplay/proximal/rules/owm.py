@@ -58,8 +58,6 @@ class OWM(LayerwiseRule):
     >>> owm.precondition_()
     """
 
-    reference_samples = 0
-
     def __init__(
         self,
         model: nn.Module,
@@ -80,7 +78,7 @@ class OWM(LayerwiseRule):
         check_selectors(unwrap(model), self.overrides, f"{rule}(overrides=...)")
         super().__init__(model, include=include, exclude=exclude, max_dim=max_dim)
 
-    def refresh(self, inputs: Tensor) -> None:
+    def refresh(self, inputs: Any, of: int | None = None) -> None:
         """Nothing: what it knows came with the stream, by `observe`."""
 
     @torch.no_grad()
