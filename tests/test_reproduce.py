@@ -7,18 +7,16 @@ import pytest
 
 from proxreplay.errors import InputError
 from proxreplay.evaluation import Estimate
+from proxreplay.experiments.engines import InlineEngine
 from proxreplay.experiments.interrupt import StopRequest
-from proxreplay.experiments.study import InlineEngine
+from proxreplay.experiments.jobs import Block, Selection, reproduction
 from proxreplay.report.plots import appendix
 from proxreplay.reproduce import (
     REPRODUCTIONS,
     Beside,
-    Part,
     Reproduction,
-    Selection,
     conclude,
     find_reproduction,
-    reproduction_jobs,
 )
 
 RUNS = {  # as many as the paper made
@@ -35,40 +33,40 @@ RUNS = {  # as many as the paper made
 
 @pytest.mark.parametrize("name", REPRODUCTIONS)
 def test_every_table_makes_the_papers_runs(name: str, tmp_path: Path) -> None:
-    jobs = reproduction_jobs(find_reproduction(name), Selection(), tmp_path)
+    jobs = reproduction(find_reproduction(name).blocks, Selection(), tmp_path)
     assert len(jobs) == RUNS[name]
     assert len({job.folder for job in jobs}) == len(jobs)
     assert len({job.config.digest for job in jobs}) == len(jobs)
 
 
 def test_a_selection_leaves_the_rest_out(tmp_path: Path) -> None:
-    wanted = Selection(rows=["er", "lpr-er"], memory=2000, seeds=[0, 1, 2])
-    jobs = reproduction_jobs(find_reproduction("table1"), wanted, tmp_path, {"eval_every": 10})
-    assert {(j.config.method, j.config.memory, j.config.seed) for j in jobs} == {
+    wanted = Selection(rows=["er", "lpr-er"], capacity=2000, seeds=[0, 1, 2])
+    jobs = reproduction(find_reproduction("table1").blocks, wanted, tmp_path, {"eval_every": 10})
+    assert {(j.config.method, j.config.capacity, j.config.seed) for j in jobs} == {
         (m, 2000, s) for m in ("er", "lpr-er") for s in (0, 1, 2)
     }
     assert {j.config.eval_every for j in jobs} == {10}
     with pytest.raises(InputError, match="nothing left to run"):
-        reproduction_jobs(find_reproduction("table1"), Selection(memory=7), tmp_path)
+        reproduction(find_reproduction("table1").blocks, Selection(capacity=7), tmp_path)
     with pytest.raises(InputError, match="unknown method 'err'"):
-        reproduction_jobs(find_reproduction("table1"), Selection(rows=["err"]), tmp_path)
+        reproduction(find_reproduction("table1").blocks, Selection(rows=["err"]), tmp_path)
 
 
 def test_tables_are_made_as_in_the_paper_with_the_whole_memory(tmp_path: Path) -> None:
-    table, one = find_reproduction("table1"), Selection(rows=["lpr-er"], memory=2000, seeds=[0])
-    [job] = reproduction_jobs(table, one, tmp_path)
+    table, one = find_reproduction("table1"), Selection(rows=["lpr-er"], capacity=2000, seeds=[0])
+    [job] = reproduction(table.blocks, one, tmp_path)
     assert job.config.refresh.samples is None
-    [job] = reproduction_jobs(table, one, tmp_path, {"refresh.samples": 400})
+    [job] = reproduction(table.blocks, one, tmp_path, {"refresh.samples": 400})
     assert job.config.refresh.samples == 400
 
 
 def test_the_quick_protocol_is_smaller_and_of_the_same_shape(tmp_path: Path) -> None:
     table = find_reproduction("sensitivity")
-    whole = reproduction_jobs(table, Selection(seeds=[0]), tmp_path)
-    quick = reproduction_jobs(table, Selection(seeds=[0], quick=True), tmp_path)
+    whole = reproduction(table.blocks, Selection(seeds=[0]), tmp_path)
+    quick = reproduction(table.blocks, Selection(seeds=[0], quick=True), tmp_path)
     assert [j.folder for j in quick] == [j.folder for j in whole]
     for small, large in zip(quick, whole, strict=True):
-        assert small.config.memory == large.config.memory // 10
+        assert small.config.capacity == large.config.capacity // 10
         assert small.config.stream.limit == 200
         share = large.config.refresh.samples
         assert small.config.refresh.samples == (share and share // 10)
@@ -82,10 +80,10 @@ def test_the_difference_is_told_in_standard_errors() -> None:
 
 
 def test_tables_and_figures_are_written_from_the_runs(tmp_path: Path) -> None:
-    part = Part("split-digits", ("er", "lpr-er"), (30,), 2)
-    table = Reproduction("toy", "a table", (part,), {"curves.png": appendix})
+    block = Block("split-digits", ("er", "lpr-er"), (30,), 2)
+    table = Reproduction("toy", "a table", (block,), {"curves.png": appendix})
     values = {"steps_per_batch": 1, "eval_every": 20}
-    jobs = reproduction_jobs(table, Selection(), tmp_path, values)
+    jobs = reproduction(table.blocks, Selection(), tmp_path, values)
     assert all(o.status == "complete" for o in InlineEngine().make(jobs, StopRequest()))
     text, beside = conclude(table, tmp_path, quick=False)
     assert (tmp_path / "tables.md").read_text() == text

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxreplay.experiments.methods import find_method
+from proxreplay.experiments.engines import Job
+from proxreplay.experiments.recipes import find_method
 from proxreplay.experiments.results import read_run, trajectory, write_text
-from proxreplay.experiments.study import Job, comparison
 from proxreplay.report.page import write_report
 from proxreplay.report.plots import anytime_accuracy
 from proxreplay.report.tables import Row, comparison_rows, markdown
 
+BENCHMARK = "split-digits"
 METHOD_NAMES = ("er", "lpr-er")
 
 EXPLANATION = (
@@ -31,11 +32,6 @@ class Demo:
     written: dict[str, Path]
 
 
-def demo_jobs(out: Path, seeds: Sequence[int]) -> list[Job]:
-    """The runs of the demo: ER and LPR (ER) on split-digits."""
-    return comparison("split-digits", METHOD_NAMES, seeds, out)
-
-
 def conclude(out: Path, jobs: Sequence[Job]) -> Demo:
     """Read the finished runs and write table, picture and report."""
     runs = {
@@ -50,6 +46,6 @@ def conclude(out: Path, jobs: Sequence[Job]) -> Demo:
     page = write_report([out / "runs"], out / "report.html").path
     return Demo(
         rows,
-        EXPLANATION.format(memory=jobs[0].config.memory),
+        EXPLANATION.format(memory=jobs[0].config.capacity),
         {"Report": page, "Picture": picture, "Table": table, "Records": out / "runs"},
     )

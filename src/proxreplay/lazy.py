@@ -19,3 +19,17 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         return getattr(import_module(homes[name]), name)
 
     return getattr_
+
+
+class LazyModule:
+    """Stands for a module and imports it when one of its names is first used.
+
+    >>> LazyModule("math").floor(2.5)
+    2
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._name), name)

@@ -116,7 +116,9 @@ class AveragingOptions:
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
-            raise InputError(f"ema.momentum={self.momentum}; give at least 0 and less than 1.")
+            raise InputError(
+                f"averaging.momentum={self.momentum}; give at least 0 and less than 1."
+            )
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ class LearnerOptions:
     steps_per_batch: int = 3  # S in the paper
     replay_batch: int = 10
     capacity: int = 2000  # examples remembered
+    refresh_samples: int | None = 100  # n in the paper; as good as the whole memory (docs/speed.md)
 
     def __post_init__(self) -> None:
         at_least(0, lr=self.lr)
@@ -135,4 +138,5 @@ class LearnerOptions:
             steps_per_batch=self.steps_per_batch,
             replay_batch=self.replay_batch,
             capacity=self.capacity,
+            refresh_samples=self.refresh_samples,
         )

@@ -1,17 +1,15 @@
 """The paper's tables and figures as studies: what has to be run, and ours beside the paper's."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from proxreplay.errors import InputError
-from proxreplay.evaluation import Estimate
-from proxreplay.experiments.methods import configure, find_method
+from proxreplay.evaluation import Estimate, estimate
+from proxreplay.experiments.jobs import Block
 from proxreplay.experiments.results import write_text
-from proxreplay.experiments.run import RunOptions
-from proxreplay.experiments.study import Job
 from proxreplay.report.plots import appendix, figure_1, gradient_ratios, save, sensitivity
 from proxreplay.report.study import Group, Section, read_study
 from proxreplay.report.tables import MEASURES, main_table, paper_row_of, to_markdown
@@ -21,50 +19,31 @@ UNLIMITED = None
 
 
 @dataclass(frozen=True)
-class Part:
-    """Runs on one benchmark that a table or figure needs.
-
-    Args:
-        benchmark: by name.
-        methods: the rows.
-        memories: capacities; None is without limit.
-        variants: further settings, one group of runs each.
-        seeds: as many as the paper took.
-    """
-
-    benchmark: str
-    methods: tuple[str, ...]
-    memories: tuple[int | None, ...]
-    seeds: int
-    variants: tuple[Mapping[str, Any], ...] = ({},)
-
-
-@dataclass(frozen=True)
 class Reproduction:
     """A table or figure of the paper.
 
     Args:
         name: as users write it.
         about: one line.
-        parts: what has to be run.
+        blocks: what has to be run.
         figures: what to draw, by file name.
     """
 
     name: str
     about: str
-    parts: tuple[Part, ...]
+    blocks: tuple[Block, ...]
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _sensitivity(benchmark: str, memory: int, seeds: int) -> tuple[Part, ...]:
+def _sensitivity(benchmark: str, memory: int, seeds: int) -> tuple[Block, ...]:
     grid = tuple(
         {"refresh.every": every, "refresh.samples": samples}
         for samples in (memory // 20, memory // 5, None)
         for every in (5, 10, 50)
     )
     return (
-        Part(benchmark, ("er",), (memory,), seeds),
-        Part(benchmark, ("lpr-er",), (memory,), seeds, grid),
+        Block(benchmark, ("er",), (memory,), seeds),
+        Block(benchmark, ("lpr-er",), (memory,), seeds, grid),
     )
 
 
@@ -74,26 +53,26 @@ REPRODUCTIONS: Mapping[str, Reproduction] = {
         Reproduction(
             "table1",
             "Split-CIFAR100, memory 1000 and 2000",
-            (Part("split-cifar100", REPLAY, (1000, 2000), 10),),
+            (Block("split-cifar100", REPLAY, (1000, 2000), 10),),
             {"curves.png": appendix},
         ),
         Reproduction(
             "table2",
             "Split-TinyImageNet, memory 2000 and 4000",
-            (Part("split-tinyimagenet", REPLAY, (2000, 4000), 10),),
+            (Block("split-tinyimagenet", REPLAY, (2000, 4000), 10),),
             {"curves.png": appendix},
         ),
         Reproduction(
             "table3",
             "Online CLEAR, memory 1000 and 2000",
-            (Part("online-clear", REPLAY[:6], (1000, 2000), 5),),
+            (Block("online-clear", REPLAY[:6], (1000, 2000), 5),),
             {"curves.png": appendix},
         ),
         Reproduction(
             "unlimited",
             "ER and LPR (ER) with a memory without limit; refreshes see 2,000 examples",
             tuple(
-                Part(name, REPLAY[:2], (UNLIMITED,), 5, ({"refresh.samples": 2000},))
+                Block(name, REPLAY[:2], (UNLIMITED,), 5, ({"refresh.samples": 2000},))
                 for name in ("split-cifar100", "split-tinyimagenet", "online-clear")
             ),
         ),
@@ -101,9 +80,9 @@ REPRODUCTIONS: Mapping[str, Reproduction] = {
             "projections",
             "A-GEM and AOP beside LPR (ER)",
             (
-                Part("split-cifar100", ("agem", "aop", "lpr-er"), (2000,), 5),
-                Part("split-tinyimagenet", ("agem", "aop", "lpr-er"), (4000,), 5),
-                Part("online-clear", ("agem", "aop", "lpr-er"), (2000,), 5),
+                Block("split-cifar100", ("agem", "aop", "lpr-er"), (2000,), 5),
+                Block("split-tinyimagenet", ("agem", "aop", "lpr-er"), (4000,), 5),
+                Block("online-clear", ("agem", "aop", "lpr-er"), (2000,), 5),
             ),
         ),
         Reproduction(
@@ -119,14 +98,14 @@ REPRODUCTIONS: Mapping[str, Reproduction] = {
         Reproduction(
             "figure1",
             "representation drift and variation of accuracy on task 1 of Split-CIFAR100",
-            (Part("split-cifar100", REPLAY[:2], (2000,), 5, ({"diagnostics.drift": "paper"},)),),
+            (Block("split-cifar100", REPLAY[:2], (2000,), 5, ({"diagnostics.drift": "paper"},)),),
             {"figure1.png": figure_1},
         ),
         Reproduction(
             "figure2",
             "gradient norms before and after preconditioning on Split-CIFAR100",
             (
-                Part(
+                Block(
                     "split-cifar100",
                     ("lpr-er",),
                     (2000,),
@@ -139,90 +118,12 @@ REPRODUCTIONS: Mapping[str, Reproduction] = {
     )
 }
 
-# Its tables use the whole memory and exact factors.
-PAPER: Mapping[str, Any] = {"refresh.samples": None, "lpr.tolerance": 0.0}
-
-# The same shape, smaller: short tasks, a smaller memory, sparse evaluation.
-QUICK = {"stream.limit": 200, "eval_every": 10, "refresh.samples": 100}
-QUICK_MEMORY_SHARE = 10
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which part of a reproduction to run.
-
-    Args:
-        rows: methods; None for all.
-        memory: only this capacity; None for all.
-        benchmark: only this benchmark; None for all.
-        seeds: None for as many as the paper.
-        quick: the smaller protocol, labelled as such.
-    """
-
-    rows: Sequence[str] | None = None
-    memory: int | None = None
-    benchmark: str | None = None
-    seeds: Sequence[int] | None = None
-    quick: bool = False
-
 
 def find_reproduction(name: str) -> Reproduction:
     """The table or figure of that name."""
     if name not in REPRODUCTIONS:
         raise InputError(f"unknown table or figure '{name}'; there are {', '.join(REPRODUCTIONS)}.")
     return REPRODUCTIONS[name]
-
-
-def reproduction_jobs(
-    reproduction: Reproduction,
-    selection: Selection,
-    out: Path,
-    *layers: Mapping[str, Any],
-    options: RunOptions | None = None,
-) -> list[Job]:
-    """The runs that a table or figure needs, each in a folder of its own below ``out/runs``."""
-    for row in selection.rows or ():
-        find_method(row)
-    jobs = []
-    for part in reproduction.parts:
-        if selection.benchmark not in (None, part.benchmark):
-            continue
-        methods = [m for m in part.methods if selection.rows is None or m in selection.rows]
-        memories = [m for m in part.memories if selection.memory in (None, m)]
-        seeds = range(part.seeds) if selection.seeds is None else selection.seeds
-        for seed in seeds:
-            for memory in memories:
-                for method in methods:
-                    for variant in part.variants:
-                        values: dict[str, Any] = {"memory": memory, "seed": seed, **variant}
-                        if selection.quick:
-                            values |= _quick(values)
-                        config = configure(part.benchmark, method, PAPER, *layers, values)
-                        name = _folder_name(part, method, memory, variant, seed)
-                        jobs.append(Job(config, out / "runs" / name, options or RunOptions()))
-    if not jobs:
-        raise InputError(
-            f"{reproduction.name}: nothing left to run with this selection; look at "
-            "--rows, --memory and --benchmark."
-        )
-    return jobs
-
-
-def _quick(values: Mapping[str, Any]) -> dict[str, Any]:
-    memory, samples = values["memory"], values.get("refresh.samples")
-    smaller = {
-        "memory": memory and memory // QUICK_MEMORY_SHARE,
-        "refresh.samples": samples and max(samples // QUICK_MEMORY_SHARE, 1),
-    }
-    return {**QUICK, **smaller}
-
-
-def _folder_name(
-    part: Part, method: str, memory: int | None, variant: Mapping[str, Any], seed: int
-) -> str:
-    size = "unlimited" if memory is None else str(memory)
-    further = [f"{key.split('.')[-1]}{value}" for key, value in variant.items()]
-    return "-".join([part.benchmark, method, size, *further, f"seed{seed}"])
 
 
 @dataclass(frozen=True)
@@ -264,8 +165,6 @@ def beside_paper(section: Section) -> list[Beside]:
 
 
 def _estimate(group: Group, measure: str) -> Estimate | None:
-    from proxreplay.evaluation import estimate
-
     values = [v for v in group.values(measure).values() if v is not None]
     return estimate(values) if values else None  # type: ignore[arg-type]
 

@@ -69,17 +69,6 @@ def test_data_stream_transform_and_network_fit_together(name):
     assert benchmark.network()(view).shape == (4, 1)
 
 
-@EVERY
-def test_every_method_has_settings_and_lpr_shares_them(name):
-    benchmark = find_benchmark(name)
-    for method, settings in benchmark.settings.items():
-        assert settings.lr > 0
-        assert benchmark.settings_for(f"lpr-{method}") is benchmark.settings_for(method)
-    assert benchmark.settings["er"].omega_0 is not None
-    with pytest.raises(InputError, match="no settings for method 'sgd'"):
-        benchmark.settings_for("sgd")
-
-
 def test_the_paper_s_settings():
     lr = {m: [find_benchmark(n).settings[m].lr for n in COUNTS] for m in ("er", "der", "ema")}
     assert lr == {"er": [0.1, 0.01, 0.01], "der": [0.05, 0.01, 0.1], "ema": [0.05, 0.01, 0.05]}
@@ -88,7 +77,7 @@ def test_the_paper_s_settings():
     der = [find_benchmark(n).settings["der"] for n in COUNTS]
     assert [s.der_weights for s in der] == [(1, 1), (1, 0.5), (0.5, 1)]
     assert [find_benchmark(n).steps_per_batch for n in COUNTS] == [3, 9, 10]
-    assert [find_benchmark(n).memory for n in COUNTS] == [2000, 4000, 2000]
+    assert [find_benchmark(n).capacity for n in COUNTS] == [2000, 4000, 2000]
 
 
 @pytest.mark.parametrize("name", list(COUNTS))

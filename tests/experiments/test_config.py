@@ -1,7 +1,7 @@
 import pytest
 
 from proxreplay.errors import InputError
-from proxreplay.experiments.config import RunConfig, keys
+from proxreplay.experiments.config import RunConfig, keys, renamed
 
 BASE = RunConfig("split-digits", "lpr-er")
 
@@ -36,8 +36,8 @@ def test_every_key_can_be_set_to_what_it_is(key: str) -> None:
         ({"lpr": 4.0}, "unknown key 'lpr'"),
         ({"lr.x": 4.0}, "unknown key 'lr.x'"),
         ({"lr": "fast"}, "lr='fast' is a str; give float"),
-        ({"memory": 2.5}, "memory=2.5 is a float; give int"),
-        ({"memory": 0}, "memory=0"),
+        ({"capacity": 2.5}, "capacity=2.5 is a float; give int"),
+        ({"capacity": 0}, "capacity=0"),
         ({"lpr.omega_0": -1.0}, "lpr.omega_0=-1.0"),
         ({"lr": float("nan")}, "lr=nan"),
         ({"refresh.every": 0}, "refresh.every=0"),
@@ -60,18 +60,18 @@ def test_yaml_reads_exponents_as_text_and_they_are_still_numbers() -> None:
     [
         ("refresh.samples", "all"),
         ("refresh.samples", "none"),
-        ("memory", "none"),
+        ("capacity", "none"),
         ("network", "none"),
     ],
 )
 def test_what_is_not_set_can_be_said_in_words(key, word):
-    values = BASE.with_values({"refresh.samples": 5, "memory": 7, "network": "a:b"})
+    values = BASE.with_values({"refresh.samples": 5, "capacity": 7, "network": "a:b"})
     assert values.with_values({key: word}).flat()[key] is None
 
 
 def test_words_for_nothing_are_no_values_elsewhere():
-    with pytest.raises(InputError, match="memory='all' is a str; give int or none"):
-        BASE.with_values({"memory": "all"})
+    with pytest.raises(InputError, match="capacity='all' is a str; give int or none"):
+        BASE.with_values({"capacity": "all"})
     with pytest.raises(InputError, match="lr='none'"):
         BASE.with_values({"lr": "none"})
 
@@ -82,3 +82,14 @@ def test_words_for_nothing_are_no_values_elsewhere():
 def test_shares_outside_their_range_are_refused(key, value):
     with pytest.raises(InputError, match=key):
         BASE.with_values({key: value})
+
+
+def test_earlier_names_are_still_read_and_remarked_on():
+    old = {"memory": 7, "ema": {"momentum": 0.5}, "diagnostics.drift": "official"}
+    new = {"capacity": 7, "averaging.momentum": 0.5, "diagnostics.drift": "authors"}
+    assert BASE.with_values(old) == BASE.with_values(new)
+    assert renamed(old)[0] == new
+    assert len(renamed(old)[1]) == 3
+    assert renamed(new) == (new, [])
+    with pytest.raises(InputError, match="given twice"):
+        BASE.with_values({"memory": 7, "capacity": 8})

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from proxreplay.experiments.methods import configure
+from proxreplay.experiments.configure import configure
 from proxreplay.experiments.results import Record, read_run
 from proxreplay.experiments.run import RunOptions, run
 from tests.experiments.test_run import QUICK, contents, interrupted

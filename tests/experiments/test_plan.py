@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from proxreplay.experiments.methods import configure
+from proxreplay.experiments.configure import configure
 from proxreplay.experiments.plan import plan
 from proxreplay.experiments.results import read_run
 from proxreplay.experiments.run import run

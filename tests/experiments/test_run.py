@@ -13,13 +13,15 @@ import torch
 
 from proxreplay.errors import CheckpointError, InputError, StorageError
 from proxreplay.experiments import run as engine
+from proxreplay.experiments.build import build_stream
 from proxreplay.experiments.config import RunConfig
+from proxreplay.experiments.configure import configure, declared
 from proxreplay.experiments.interrupt import StopRequest
-from proxreplay.experiments.methods import METHODS, build_stream, configure, declared
+from proxreplay.experiments.recipes import METHODS
 from proxreplay.experiments.results import read_run
 from proxreplay.experiments.run import Interrupted, Progress, RunOptions, run
 
-QUICK = {"steps_per_batch": 1, "eval_every": 25, "refresh.every": 5, "memory": 30}
+QUICK = {"steps_per_batch": 1, "eval_every": 25, "refresh.every": 5, "capacity": 30}
 
 
 def quick(method: str, **values: object) -> RunConfig:

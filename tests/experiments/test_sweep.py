@@ -6,14 +6,14 @@ import pytest
 import yaml
 
 from proxreplay.errors import InputError
+from proxreplay.experiments.engines import InlineEngine
 from proxreplay.experiments.interrupt import StopRequest
+from proxreplay.experiments.jobs import grid_search
 from proxreplay.experiments.results import read_run
-from proxreplay.experiments.study import InlineEngine
 from proxreplay.experiments.sweep import (
     Stage,
     paper_grid,
     ranked,
-    stage_jobs,
     stages,
     winner_values,
     write_winner,
@@ -24,7 +24,7 @@ QUICK = {"steps_per_batch": 1, "eval_every": 50}
 
 def test_the_winner_has_the_highest_final_validation_accuracy(tmp_path: Path) -> None:
     stage = Stage("er", {"lr": [0.0, 0.1, 0.001]})
-    jobs = stage_jobs("split-digits", stage, tmp_path, QUICK)
+    jobs = grid_search("split-digits", stage.method, stage.grid, tmp_path, QUICK)
     InlineEngine().make(jobs, StopRequest())
     choices = ranked(jobs)
     last = {
@@ -39,7 +39,7 @@ def test_the_winner_has_the_highest_final_validation_accuracy(tmp_path: Path) ->
 
 
 def test_no_run_of_a_sweep_looks_at_test_examples(tmp_path: Path) -> None:
-    jobs = stage_jobs("split-digits", Stage("er", {"lr": [0.1]}), tmp_path, QUICK, {"test": True})
+    jobs = grid_search("split-digits", "er", {"lr": [0.1]}, tmp_path, QUICK, {"test": True})
     InlineEngine().make(jobs, StopRequest())
     stored = read_run(jobs[0].folder)
     assert stored.result is not None
@@ -57,9 +57,9 @@ def test_lpr_is_tuned_on_top_of_the_selected_baseline() -> None:
         "lpr.beta": [1.0, 2.0],
     }
     assert paper_grid("lode")["loss.rho"] == [0.0, 0.05, 0.1]
-    assert paper_grid("ema")["ema.momentum"] == [0.99, 0.995, 0.999]
+    assert paper_grid("ema")["averaging.momentum"] == [0.99, 0.995, 0.999]
 
 
 def test_an_empty_grid_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="empty grid"):
-        stage_jobs("split-digits", Stage("er", {}), tmp_path)
+        grid_search("split-digits", "er", {}, tmp_path)

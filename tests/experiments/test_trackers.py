@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from proxreplay.errors import InputError
-from proxreplay.experiments.methods import configure
+from proxreplay.experiments.configure import configure
 from proxreplay.experiments.results import evaluations, read_run
 from proxreplay.experiments.run import RunOptions, run
 from tests.experiments.test_run import interrupted

@@ -10,7 +10,8 @@ import yaml
 
 from proxreplay.experiments.benchmarks import BENCHMARKS
 from proxreplay.experiments.config import RunConfig
-from proxreplay.experiments.methods import METHODS, configure
+from proxreplay.experiments.configure import configure
+from proxreplay.experiments.recipes import METHODS
 from proxreplay.experiments.results import read_lines, summarise, write_result, write_text
 
 
@@ -30,7 +31,7 @@ def write_run(
     timings: bool = True,
 ) -> Path:
     """Write one run folder; ``stop_after`` so many stream batches it was interrupted."""
-    values = {"seed": seed, "memory": 50, **(settings or {})}
+    values = {"seed": seed, "capacity": 50, **(settings or {})}
     if benchmark in BENCHMARKS and method in METHODS:
         config = configure(benchmark, method, values)
     else:

@@ -111,7 +111,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for method in ("er", "lpr-er"):
         for seed in range(2):
             run = folder / f"{method}-with-quite-a-long-name-{seed}"
-            settings = {"memory": 2000}
+            settings = {"capacity": 2000}
             write_run(
                 run, method, seed, benchmark="split-cifar100", settings=settings, diagnostics=True
             )
@@ -120,7 +120,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "er",
         5,
         benchmark="split-cifar100",
-        settings={"memory": 2000},
+        settings={"capacity": 2000},
         stop_after=9,
     )
     (failed / "failure.txt").write_text("RuntimeError: " + "a-word-without-a-break-" * 20)

@@ -84,7 +84,10 @@ def test_a_quiet_study_has_no_warnings(tmp_path: Path) -> None:
     ("settings", "expected"),
     [
         ({"eval_every": 10}, "serious: Evaluated every 10 stream batches"),
-        ({"memory": 5000}, "note: The memory of 5,000 never filled: about 1,000 examples arrived"),
+        (
+            {"capacity": 5000},
+            "note: The memory of 5,000 never filled: about 1,000 examples",
+        ),
     ],
     ids=["coarse evaluation", "memory not full"],
 )
@@ -123,7 +126,7 @@ def test_runs_that_did_not_finish(tmp_path: Path) -> None:
 
 
 def test_untreated_layers_and_the_papers_ema_are_noted(tmp_path: Path) -> None:
-    settings = {"memory": 2000}
+    settings = {"capacity": 2000}
     folder = write_run(tmp_path, "lpr-ema", benchmark="split-cifar100", settings=settings)
     with (folder / "records.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "rule", "untreated": {"gru": "unknown type"}}) + "\n")

@@ -61,7 +61,7 @@ def test_everything_is_on_one_page_and_nothing_is_fetched(tmp_path: Path) -> Non
                 method,
                 seed,
                 benchmark="split-cifar100",
-                settings={"memory": 2000, "lpr.omega_0": 3.5},
+                settings={"capacity": 2000, "lpr.omega_0": 3.5},
                 diagnostics=True,
             )
     text = report(tmp_path, tmp_path / "report.html")

@@ -77,7 +77,7 @@ def test_what_was_not_recorded_is_not_drawn(tmp_path: Path) -> None:
 
 def test_the_papers_sensitivity_is_drawn_hollow(tmp_path: Path) -> None:
     for every in (5, 10):
-        settings = {"refresh.every": every, "refresh.samples": None, "memory": 2000}
+        settings = {"refresh.every": every, "refresh.samples": None, "capacity": 2000}
         write_run(tmp_path / str(every), "lpr-er", benchmark="split-cifar100", settings=settings)
     (cifar,) = read_study([tmp_path]).sections
     left = FIGURES["sensitivity"](cifar).axes[0]

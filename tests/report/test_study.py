@@ -36,9 +36,9 @@ def test_seeds_make_a_group_and_settings_that_matter_split_it(tmp_path: Path) ->
 
 def test_benchmarks_and_memories_make_sections(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
-    write_run(tmp_path / "b", settings={"memory": 100})
+    write_run(tmp_path / "b", settings={"capacity": 100})
     write_run(tmp_path / "c", benchmark="split-mnist")
-    write_run(tmp_path / "d", settings={"memory": None})
+    write_run(tmp_path / "d", settings={"capacity": None})
     titles = [section.title for section in read_study([tmp_path]).sections]
     assert titles == [
         "split-digits, memory of 50",

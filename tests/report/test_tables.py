@@ -51,9 +51,9 @@ def section(tmp_path_factory: pytest.TempPathFactory) -> Section:
     for method in ("er", "lpr-er"):
         for seed in range(3):
             name = f"{method}-{seed}"
-            settings = {"memory": 2000}
+            settings = {"capacity": 2000}
             write_run(folder / name, method, seed, benchmark="split-cifar100", settings=settings)
-    write_run(folder / "extra", "er", 7, benchmark="split-cifar100", settings={"memory": 2000})
+    write_run(folder / "extra", "er", 7, benchmark="split-cifar100", settings={"capacity": 2000})
     (found,) = read_study([folder]).sections
     return found
 
@@ -127,7 +127,7 @@ def test_a_part_of_the_stream_does_not_stand_beside_the_paper(
             tmp_path / name,
             "lpr-er",
             benchmark="split-cifar100",
-            settings={"memory": 2000, **settings},
+            settings={"capacity": 2000, **settings},
         )
     whole, cut = (main_table(read_study([tmp_path / n]).sections[0]) for n in ("whole", "part"))
     assert [row.source for row in whole.rows] == ["ours", "paper"]
@@ -146,7 +146,7 @@ def test_only_the_papers_settings_stand_beside_the_paper(tmp_path: Path) -> None
             tmp_path / name,
             "lpr-er",
             benchmark="split-cifar100",
-            settings={"memory": 2000, **settings},
+            settings={"capacity": 2000, **settings},
         )
     (section,) = read_study([tmp_path]).sections
     beside = {
@@ -165,7 +165,7 @@ def test_only_the_papers_settings_stand_beside_the_paper(tmp_path: Path) -> None
 def test_all_tables_of_a_study_go_into_one_file(tmp_path: Path) -> None:
     for seed in (0, 1):
         write_run(tmp_path / f"a{seed}", "lpr-er", seed)
-    write_run(tmp_path / "b", "er", 0, settings={"memory": 100})
+    write_run(tmp_path / "b", "er", 0, settings={"capacity": 100})
     study = read_study([tmp_path])
     rows = list(csv.reader(io.StringIO(tables_of(study, ".csv"))))
     assert rows[0][:2] == ["table", "method"]

@@ -7,8 +7,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from proxreplay.experiments.engines import Job, Outcome
 from proxreplay.experiments.run import Progress as RunProgress
-from proxreplay.experiments.study import Job, Outcome
 
 
 class StudyDisplay:

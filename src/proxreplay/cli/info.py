@@ -32,7 +32,7 @@ def benchmarks(data_root: DataRoot = None) -> None:
             benchmark.name,
             describe_scenario(benchmark.scenario),
             str(benchmark.steps_per_batch),
-            str(benchmark.memory),
+            str(benchmark.capacity),
             "the paper's" if benchmark.from_paper else "defaults",
             "there" if data.found else "missing",
         )
@@ -71,8 +71,8 @@ def methods(
     from rich.console import Console
     from rich.table import Table
 
-    from proxreplay.experiments.benchmarks import LPR_PREFIX
-    from proxreplay.experiments.methods import METHODS, configure
+    from proxreplay.experiments.configure import configure
+    from proxreplay.experiments.recipes import LPR_PREFIX, METHODS
 
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("Method", no_wrap=True)
@@ -94,7 +94,7 @@ def methods(
 
 
 def _settings(config: "RunConfig", only: tuple[str, ...] = ("",)) -> str:
-    from proxreplay.experiments.methods import find_method
+    from proxreplay.experiments.recipes import find_method
 
     flat = config.flat()
     keys = [key for key in ("lr", *find_method(config.method).uses) if key.startswith(only)]

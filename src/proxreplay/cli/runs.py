@@ -50,10 +50,11 @@ def demo(
     """Compare plain replay with LPR on bundled digits: a table and a picture in under a minute."""
     from rich.console import Console
 
-    from proxreplay.demo import conclude, demo_jobs
+    from proxreplay.demo import BENCHMARK, METHOD_NAMES, conclude
+    from proxreplay.experiments.jobs import comparison
 
     console = Console()
-    planned = demo_jobs(out, range(seeds))
+    planned = comparison(BENCHMARK, METHOD_NAMES, range(seeds), out)
     make(planned, jobs=1)
     result = conclude(out, planned)
     print_table(console, f"split-digits, mean ± standard error over {seeds} seeds", result.rows)
@@ -81,9 +82,9 @@ def run(
     """Make one run: one seed of one method on one benchmark. It may be killed and continued."""
     from rich.console import Console
 
-    from proxreplay.experiments.study import Job
+    from proxreplay.experiments.engines import Job
 
-    given = chosen(data, tasks, seed=seed, memory=memory, eval_every=eval_every, threads=threads)
+    given = chosen(data, tasks, seed=seed, capacity=memory, eval_every=eval_every, threads=threads)
     resolved = resolve(benchmark, method, config, given, sets)
     name = f"{resolved.method}-seed{resolved.seed}"
     folder = out or Path("runs") / resolved.benchmark / name
@@ -99,8 +100,8 @@ def resume(
     track: Track = None,
 ) -> None:
     """Go on with whatever is unfinished in a folder; finished runs are left alone."""
+    from proxreplay.experiments.engines import Job
     from proxreplay.experiments.results import find_runs
-    from proxreplay.experiments.study import Job
 
     runs = find_runs([folder])
     if not runs:
@@ -129,12 +130,12 @@ def compare(
     """Make the runs of several methods with several seeds, and print one table."""
     from rich.console import Console
 
-    from proxreplay.experiments.methods import find_method
+    from proxreplay.experiments.jobs import comparison
+    from proxreplay.experiments.recipes import find_method
     from proxreplay.experiments.results import read_run
-    from proxreplay.experiments.study import comparison
     from proxreplay.report.tables import comparison_rows
 
-    given = chosen(data, tasks, memory=memory, eval_every=eval_every, threads=threads)
+    given = chosen(data, tasks, capacity=memory, eval_every=eval_every, threads=threads)
     names, numbers = [find_method(m).name for m in methods.split(",")], parse_seeds(seeds)
     study = out or Path("runs") / f"compare-{benchmark}"
     layers = (read_values(config), given, parse_sets(sets))
@@ -177,16 +178,19 @@ def sweep(
     """Try a grid of settings and select by final validation accuracy; test data is not touched."""
     from rich.console import Console
 
-    from proxreplay.experiments.sweep import ranked, stage_jobs, stages, winner_values, write_winner
+    from proxreplay.experiments.jobs import grid_search
+    from proxreplay.experiments.sweep import ranked, stages, winner_values, write_winner
 
-    given = chosen(data, tasks, seed=seed, memory=memory, eval_every=eval_every, threads=threads)
+    given = chosen(data, tasks, seed=seed, capacity=memory, eval_every=eval_every, threads=threads)
     folder = out or Path("runs") / f"sweep-{benchmark}-{method}"
     layers = [read_values(config), given, parse_sets(sets)]
     options = how(data_root, checkpoint_every, track)
     selected: dict[str, Any] = {}
     planned = stages(method, parse_grid(grid))
     for stage in planned:
-        points = stage_jobs(benchmark, stage, folder, *layers, selected, options=options)
+        points = grid_search(
+            benchmark, stage.method, stage.grid, folder, *layers, selected, options=options
+        )
         make(points, jobs)
         choices = ranked(points)
         print_choices(Console(), stage, choices)
@@ -215,12 +219,11 @@ def plan(
 
     from proxreplay.experiments.plan import plan as make_plan
 
-    given = chosen(data, tasks, memory=memory, eval_every=eval_every, threads=threads)
+    given = chosen(data, tasks, capacity=memory, eval_every=eval_every, threads=threads)
     resolved = resolve(benchmark, method, config, given, sets)
     planned = make_plan(resolved, data_root)
-    title = (
-        f"{resolved.method} on {benchmark}, memory {resolved.memory}, {resolved.threads} thread(s)"
-    )
+    title = f"{resolved.method} on {benchmark}, memory {resolved.capacity}"
+    title += f", {resolved.threads} thread(s)"
     table = Table("What", "How much", title=title, title_justify="left", show_header=False)
     for what, value in planned.described():
         table.add_row(what, value)
@@ -235,7 +238,7 @@ def resolve(
     sets: list[str] | None,
 ) -> Any:
     """The configuration of one run; benchmark and method may come from the file."""
-    from proxreplay.experiments.methods import configure
+    from proxreplay.experiments.configure import configure
 
     values = read_values(config)
     benchmark = benchmark or values.get("benchmark")
@@ -284,7 +287,8 @@ def reproduce(
     """Run what is missing of a table or figure of the paper; print ours beside the paper's."""
     from rich.console import Console
 
-    from proxreplay.reproduce import Selection, conclude, find_reproduction, reproduction_jobs
+    from proxreplay.experiments.jobs import Selection, reproduction
+    from proxreplay.reproduce import conclude, find_reproduction
 
     wanted = find_reproduction(what)
     selection = Selection(
@@ -297,7 +301,8 @@ def reproduce(
     folder = out or Path("runs") / (f"{what}-quick" if quick else what)
     given = chosen(None, None, eval_every=eval_every, threads=threads)
     options = how(data_root, checkpoint_every, None)
-    planned = reproduction_jobs(wanted, selection, folder, given, parse_sets(sets), options=options)
+    layers = (given, parse_sets(sets))
+    planned = reproduction(wanted.blocks, selection, folder, *layers, options=options)
     make(planned, jobs)
     text, beside = conclude(wanted, folder, quick=quick)
     console = Console()
@@ -327,8 +332,8 @@ def make(planned: Sequence[Any], jobs: int) -> None:
     from rich.console import Console
 
     from proxreplay.cli.display import StudyDisplay
+    from proxreplay.experiments.engines import Engine, InlineEngine, ProcessEngine
     from proxreplay.experiments.interrupt import stop_on_signals
-    from proxreplay.experiments.study import Engine, InlineEngine, ProcessEngine
 
     console = Console(stderr=True)
     engine: Engine = InlineEngine() if jobs == 1 else ProcessEngine(jobs)

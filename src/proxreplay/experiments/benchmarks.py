@@ -5,7 +5,7 @@ selected. The others are plain defaults, not tuned by anybody, and ``from_paper`
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import nn
@@ -22,7 +22,7 @@ from proxreplay.data.trees import pacs
 from proxreplay.errors import InputError
 from proxreplay.models import mlp, resnet18, slim_resnet18
 
-LPR_PREFIX = "lpr-"
+CUSTOM = "custom"
 Loader = Callable[[str | Path | None], Dataset]
 NetworkBuilder = Callable[[int | None], nn.Module]
 
@@ -60,7 +60,7 @@ class Benchmark:
         builder: a fresh network, given ``num_classes`` (None for a growing head).
         transform: from stored inputs to what the network sees.
         steps_per_batch: SGD steps a stream batch, S in the paper.
-        memory: default capacity.
+        capacity: of the memory.
         settings: hyper-parameters by method.
         from_paper: whether the settings are the paper's.
     """
@@ -72,7 +72,7 @@ class Benchmark:
     builder: NetworkBuilder
     transform: Transform
     steps_per_batch: int
-    memory: int
+    capacity: int
     settings: Mapping[str, MethodSettings]
     from_paper: bool = False
 
@@ -94,34 +94,26 @@ class Benchmark:
         """A fresh network, with a growing head unless ``num_classes`` fixes it."""
         return self.builder(num_classes)
 
-    def settings_for(self, method: str) -> MethodSettings:
-        """The hyper-parameters of a method; ``lpr-er`` shares those of ``er``."""
-        base = method.removeprefix(LPR_PREFIX)
-        if base not in self.settings:
-            raise InputError(
-                f"{self.name}: no settings for method '{method}'; there are settings for "
-                f"{', '.join(self.settings)}."
-            )
-        return self.settings[base]
-
     def status(self, data_root: str | Path | None = None) -> Status:
         """Whether the data is there, where it was looked for and how to get it."""
         return status(entry(self.data), resolve_root(data_root))
 
 
-def default_settings(
-    lr: float, omega_0: float = 1.0, beta: float = 1.0
-) -> Mapping[str, MethodSettings]:
-    """Settings for a benchmark that is not in the paper: one learning rate, one LPR strength."""
-    return {
-        "er": MethodSettings(lr, omega_0, beta),
-        "der": MethodSettings(lr, omega_0, beta, der_weights=(1.0, 1.0)),
-        "ema": MethodSettings(lr, omega_0, beta, ema_momentum=0.999),
-        "lode": MethodSettings(lr, omega_0, beta, rho=0.1),
-        "agem": MethodSettings(lr),
-        "aop": MethodSettings(lr),
-    }
+def untuned(lr: float) -> Mapping[str, MethodSettings]:
+    """One learning rate for every method; everything else as in `proxreplay.options`."""
+    return {"er": MethodSettings(lr)}
 
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a benchmark made from your own data starts from."""
+
+    capacity: int = 500
+    steps_per_batch: int = 3
+    settings: Mapping[str, MethodSettings] = field(default_factory=lambda: untuned(0.05))
+
+
+CUSTOM_DEFAULTS = Defaults()
 
 # Strengths by `proxreplay sweep split-digits --method lpr-X --seed 5` over the paper's omega_0,
 # except ER's, which is the demo's. With only some 320 steps, the average is a shorter one.
@@ -170,7 +162,7 @@ _BENCHMARKS = (
         builder=lambda num_classes: mlp(64, num_classes),
         transform=Transform(scale=16.0, mean=(0.305,), std=(0.376,)),
         steps_per_batch=3,
-        memory=50,
+        capacity=50,
         settings=_DIGITS_SETTINGS,
     ),
     Benchmark(
@@ -181,8 +173,8 @@ _BENCHMARKS = (
         builder=lambda num_classes: mlp(28 * 28, num_classes),
         transform=Transform(scale=255.0, mean=(0.1307,), std=(0.3081,)),
         steps_per_batch=3,
-        memory=500,
-        settings=default_settings(lr=0.05),
+        capacity=500,
+        settings=untuned(lr=0.05),
     ),
     Benchmark(
         name="split-fashion",
@@ -192,8 +184,8 @@ _BENCHMARKS = (
         builder=lambda num_classes: mlp(28 * 28, num_classes),
         transform=Transform(scale=255.0, mean=(0.2860,), std=(0.3530,)),
         steps_per_batch=3,
-        memory=500,
-        settings=default_settings(lr=0.05),
+        capacity=500,
+        settings=untuned(lr=0.05),
     ),
     Benchmark(
         name="split-cifar10",
@@ -205,7 +197,7 @@ _BENCHMARKS = (
             255.0, _CIFAR10_MEAN, std=(0.2470, 0.2435, 0.2616), crop_padding=4, flip=True
         ),
         steps_per_batch=3,
-        memory=500,
+        capacity=500,
         settings=_CIFAR100_SETTINGS,
     ),
     Benchmark(
@@ -222,7 +214,7 @@ _BENCHMARKS = (
             flip=True,
         ),
         steps_per_batch=3,
-        memory=2000,
+        capacity=2000,
         settings=_CIFAR100_SETTINGS,
         from_paper=True,
     ),
@@ -236,7 +228,7 @@ _BENCHMARKS = (
             255.0, _CIFAR10_MEAN, std=(0.2023, 0.1994, 0.2010), crop_padding=8, flip=True
         ),
         steps_per_batch=9,
-        memory=4000,
+        capacity=4000,
         settings=_TINYIMAGENET_SETTINGS,
         from_paper=True,
     ),
@@ -248,7 +240,7 @@ _BENCHMARKS = (
         builder=lambda num_classes: resnet18(num_classes),
         transform=Transform(255.0, _IMAGENET_MEAN, _IMAGENET_STD, flip=True, crop_size=224),
         steps_per_batch=10,
-        memory=2000,
+        capacity=2000,
         settings=_CLEAR_SETTINGS,
         from_paper=True,
     ),
@@ -260,8 +252,8 @@ _BENCHMARKS = (
         builder=lambda num_classes: slim_resnet18(num_classes, image_size=64),
         transform=Transform(255.0, _IMAGENET_MEAN, _IMAGENET_STD, crop_padding=8, flip=True),
         steps_per_batch=3,
-        memory=500,
-        settings=default_settings(lr=0.05),
+        capacity=500,
+        settings=untuned(lr=0.05),
     ),
 )
 BENCHMARKS: Mapping[str, Benchmark] = {b.name: b for b in _BENCHMARKS}

@@ -1,20 +1,25 @@
 """One typed configuration of a run: frozen dataclasses that check themselves.
 
 It is resolved from defaults < benchmark < method < file < ``--set``; unknown keys are refused with
-the nearest valid name.
+the nearest valid name, and earlier names of keys are still read.
 """
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
+import operator
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
-from proxreplay.errors import InputError
+import yaml
+
+from proxreplay.errors import DataError, InputError
 from proxreplay.options import (
     AveragingOptions,
     LearnerOptions,
@@ -54,12 +59,12 @@ class StreamSettings:
 class DiagnosticsSettings:
     """What is looked at while the run goes on; it costs time and changes nothing else."""
 
-    drift: str | None = None  # paper or official: representation drift of task 1, every SGD step
+    drift: str | None = None  # paper or authors: representation drift of task 1, every SGD step
     gradients_every: int | None = None  # SGD steps between gradient ratios
     spectrum: bool = False  # of every layer's shrinkage, at the end
 
     def __post_init__(self) -> None:
-        one_of(("paper", "official", None), **{"diagnostics.drift": self.drift})
+        one_of(("paper", "authors", None), **{"diagnostics.drift": self.drift})
         at_least(1, **{"diagnostics.gradients_every": self.gradients_every})
 
 
@@ -71,7 +76,7 @@ class RunConfig:
     method: str
     seed: int = 0
     lr: float = LearnerOptions.lr
-    memory: int | None = LearnerOptions.capacity  # None: without limit
+    capacity: int | None = LearnerOptions.capacity  # examples remembered; None: no limit
     batch_size: int = 10
     replay_batch: int = LearnerOptions.replay_batch
     steps_per_batch: int = LearnerOptions.steps_per_batch
@@ -83,7 +88,7 @@ class RunConfig:
     network: str | None = None  # import path of a network; None for the benchmark's own
     stream: StreamSettings = field(default_factory=StreamSettings)
     loss: LossOptions = field(default_factory=LossOptions)
-    ema: AveragingOptions = field(default_factory=AveragingOptions)
+    averaging: AveragingOptions = field(default_factory=AveragingOptions)
     lpr: LPROptions = field(default_factory=LPROptions)
     refresh: RefreshOptions = field(default_factory=RefreshOptions)
     projection: ProjectionOptions = field(default_factory=ProjectionOptions)
@@ -93,7 +98,7 @@ class RunConfig:
         at_least(0, seed=self.seed, lr=self.lr)
         at_least(
             1,
-            memory=self.memory,
+            capacity=self.capacity,
             batch_size=self.batch_size,
             replay_batch=self.replay_batch,
             steps_per_batch=self.steps_per_batch,
@@ -108,7 +113,7 @@ class RunConfig:
             values: dotted keys such as ``lpr.omega_0``, or nested mappings.
         """
         result = self
-        for key, value in _flatten(values).items():
+        for key, value in renamed(values)[0].items():
             result = _replace(result, key.split("."), value, key)
         return result
 
@@ -118,13 +123,38 @@ class RunConfig:
 
     def flat(self) -> dict[str, Any]:
         """Every value by its dotted key."""
-        return _flatten(self.to_dict())
+        return {key: operator.attrgetter(key)(self) for key in keys()}
 
     @property
     def digest(self) -> str:
         """Names this configuration: two runs with the same digest compute the same."""
         text = json.dumps(self.to_dict(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+_EARLIER_KEYS = {"memory": "capacity", "ema.momentum": "averaging.momentum"}
+_EARLIER_VALUES = {("diagnostics.drift", "official"): "authors"}
+
+
+def renamed(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Values by dotted key under today's names, and one remark for each earlier name.
+
+    >>> renamed({"ema": {"momentum": 0.9}})
+    ({'averaging.momentum': 0.9}, ["'ema.momentum' is now called 'averaging.momentum'"])
+    """
+    result: dict[str, Any] = {}
+    remarks = []
+    for key, value in _flatten(values).items():
+        name = _EARLIER_KEYS.get(key, key)
+        if name != key:
+            remarks.append(f"'{key}' is now called '{name}'")
+        if isinstance(value, str) and (name, value) in _EARLIER_VALUES:
+            remarks.append(f"{name}={value} is now called {_EARLIER_VALUES[name, value]}")
+            value = _EARLIER_VALUES[name, value]
+        if name in result:
+            raise InputError(f"'{key}' is given twice, once as '{name}'; give only '{name}'.")
+        result[name] = value
+    return result, remarks
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -137,7 +167,19 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def keys(settings: type[Any] = RunConfig, prefix: str = "") -> list[str]:
+def read_settings(path: Path) -> dict[str, Any]:
+    """The settings in a YAML file, as nested mappings."""
+    try:
+        values = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise DataError(f"{path}: cannot be read as YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise DataError(f"{path}: holds no configuration; give a mapping of keys to values.")
+    return values
+
+
+@functools.cache
+def keys(settings: type[Any] = RunConfig, prefix: str = "") -> tuple[str, ...]:
     """Every key that a configuration has, dotted.
 
     >>> "lpr.omega_0" in keys()
@@ -150,7 +192,7 @@ def keys(settings: type[Any] = RunConfig, prefix: str = "") -> list[str]:
             names += keys(hints[f.name], f"{prefix}{f.name}.")
         else:
             names.append(prefix + f.name)
-    return names
+    return tuple(names)
 
 
 def differences(a: RunConfig, b: RunConfig) -> list[str]:

@@ -10,7 +10,7 @@ from proxreplay.data.arrays import from_npz
 from proxreplay.data.scenarios import ClassIncremental, DomainIncremental, Scenario
 from proxreplay.data.trees import image_tree
 from proxreplay.errors import InputError
-from proxreplay.experiments.benchmarks import Benchmark, default_settings
+from proxreplay.experiments.benchmarks import CUSTOM, CUSTOM_DEFAULTS, Benchmark
 from proxreplay.models import load_network, mlp, slim_resnet18, small_cnn
 
 SMALLEST_FOR_RESNET = 25
@@ -25,11 +25,8 @@ def custom(
     network: str | None = None,
     image_size: int | None = None,
     augment: bool = True,
-    steps_per_batch: int = 3,
-    memory: int = 500,
-    lr: float = 0.05,
-    omega_0: float = 1.0,
-    beta: float = 1.0,
+    steps_per_batch: int = CUSTOM_DEFAULTS.steps_per_batch,
+    capacity: int = CUSTOM_DEFAULTS.capacity,
 ) -> Benchmark:
     """A benchmark from a folder or zip of images, or from an ``.npz`` file.
 
@@ -41,24 +38,21 @@ def custom(
             of 25 pixels and more, `small_cnn` on smaller ones, and `mlp` on everything else.
         image_size: side of the stored images; None to keep a common size.
         augment: crop (with a padding of an eighth) and mirror images at random.
-        steps_per_batch: SGD steps a stream batch, S in the paper.
-        memory: capacity.
-        lr: learning rate.
-        omega_0: strength of LPR.
-        beta: exponent of LPR's strength.
+        steps_per_batch: SGD steps per stream batch, S in the paper.
+        capacity: of the memory.
     """
     path = Path(data)
     dataset = from_npz(path) if path.suffix == ".npz" else image_tree(path, image_size=image_size)
     return Benchmark(
-        name="custom",
+        name=CUSTOM,
         data=str(path),
         loader=lambda data_root: dataset,
         scenario=scenario or _default_scenario(dataset, tasks),
         builder=lambda num_classes: _network(network, dataset, num_classes),
         transform=fitting_transform(dataset.train.inputs, augment=augment),
         steps_per_batch=steps_per_batch,
-        memory=memory,
-        settings=default_settings(lr, omega_0, beta),
+        capacity=capacity,
+        settings=CUSTOM_DEFAULTS.settings,
     )
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from proxreplay.data import Stream
 from proxreplay.evaluation import evaluate
+from proxreplay.experiments.build import build_learner, build_stream
 from proxreplay.experiments.config import RunConfig
-from proxreplay.experiments.methods import build_learner, build_stream, declared
+from proxreplay.experiments.configure import declared
 from proxreplay.experiments.run import evaluation_due, threads
 from proxreplay.proximal.rules.base import LayerwiseRule
 from proxreplay.replay import Learner
@@ -91,7 +92,7 @@ def plan(config: RunConfig, data_root: Path | None = None, batches: int = 12) ->
     images = sum(_held_out(stream, stream.task_at(p) + 1) for p in due)
     images *= 2 if learner.averaging is not None else 1
     sizes = [len(task.train) for task in stream.tasks]
-    full = config.memory or sum(sizes)
+    full = config.capacity or sum(sizes)
     if config.refresh.interval is None:
         refreshes, at_most = sum(map(stream.ends_task, range(len(stream)))), max(sizes)
     else:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import yaml
 
 from proxreplay.errors import DataError, ProxreplayError
 from proxreplay.evaluation import (
@@ -25,7 +24,7 @@ from proxreplay.evaluation import (
     final_accuracy,
     worst_case_accuracy,
 )
-from proxreplay.experiments.config import RunConfig
+from proxreplay.experiments.config import RunConfig, read_settings
 
 Record = dict[str, Any]
 Status = Literal["complete", "incomplete", "failed", "broken"]
@@ -161,13 +160,7 @@ def find_runs(folders: Iterable[Path]) -> list[StoredRun]:
 
 def read_config(path: Path) -> RunConfig:
     """The configuration in a YAML file."""
-    try:
-        values = yaml.safe_load(path.read_text("utf-8"))
-    except yaml.YAMLError as error:
-        raise DataError(f"{path}: not YAML: {error}") from error
-    if not isinstance(values, dict):
-        raise DataError(f"{path}: holds no configuration; give a mapping of keys to values.")
-    return RunConfig("", "").with_values(values)
+    return RunConfig("", "").with_values(read_settings(path))
 
 
 def read_lines(path: Path) -> list[Record]:

@@ -19,12 +19,13 @@ from proxreplay.batch import Batch
 from proxreplay.data import Stream, Subset
 from proxreplay.errors import CheckpointError, InputError, ProxreplayError, StorageError
 from proxreplay.evaluation import evaluate
+from proxreplay.experiments.build import build_learner, build_stream
 from proxreplay.experiments.checkpoint import load_checkpoint, save_checkpoint
 from proxreplay.experiments.config import RunConfig, differences
+from proxreplay.experiments.configure import declared
 from proxreplay.experiments.diagnose import Diagnostics
 from proxreplay.experiments.environment import describe_environment
 from proxreplay.experiments.interrupt import StopRequest
-from proxreplay.experiments.methods import build_learner, build_stream, declared
 from proxreplay.experiments.results import (
     Record,
     Result,

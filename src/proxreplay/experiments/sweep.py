@@ -4,7 +4,6 @@ LPR is tuned on top of the baseline: first the method alone over its own grid, t
 with everything else as selected.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,21 +11,17 @@ from typing import Any
 
 import yaml
 
-from proxreplay.errors import InputError
-from proxreplay.experiments.benchmarks import LPR_PREFIX
 from proxreplay.experiments.config import RunConfig
-from proxreplay.experiments.methods import configure, find_method
+from proxreplay.experiments.engines import Job
+from proxreplay.experiments.jobs import Grid
+from proxreplay.experiments.recipes import LPR_PREFIX, find_method
 from proxreplay.experiments.results import read_run, write_text
-from proxreplay.experiments.run import RunOptions
-from proxreplay.experiments.study import Job
-
-Grid = Mapping[str, Sequence[Any]]
 
 _PAPER: dict[str, list[Any]] = {
     "lr": [0.01, 0.05, 0.1],
     "loss.replay_weight": [0.1, 0.5, 1.0],
     "loss.logit_weight": [0.1, 0.5, 1.0],
-    "ema.momentum": [0.99, 0.995, 0.999],
+    "averaging.momentum": [0.99, 0.995, 0.999],
     "loss.rho": [0.0, 0.05, 0.1],
     "lpr.omega_0": [0.04, 0.25, 1.0, 4.0, 100.0],
     "lpr.beta": [1.0, 2.0],
@@ -62,25 +57,6 @@ def stages(method_name: str, grid: Grid | None) -> list[Stage]:
     base = method_name.removeprefix(LPR_PREFIX)
     on_top = {key: values for key, values in full.items() if key.startswith("lpr.")}
     return [Stage(base, paper_grid(base)), Stage(method_name, on_top)]
-
-
-def stage_jobs(
-    benchmark_name: str,
-    stage: Stage,
-    out: Path,
-    *layers: Mapping[str, Any],
-    options: RunOptions | None = None,
-) -> list[Job]:
-    """A run for every point of a stage's grid; none of them looks at test examples."""
-    if not stage.grid or not all(stage.grid.values()):
-        raise InputError("sweep: an empty grid; give --grid KEY=V1,V2 or --grid paper.")
-    jobs = []
-    for point in itertools.product(*stage.grid.values()):
-        values = dict(zip(stage.grid, point, strict=True))
-        config = configure(benchmark_name, stage.method, *layers, values, {"test": False})
-        name = "-".join([stage.method, *(f"{k}={v}" for k, v in values.items())])
-        jobs.append(Job(config, out / "runs" / name, options or RunOptions()))
-    return jobs
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from typing import Any
 
 from proxreplay.errors import ProxreplayError
 from proxreplay.experiments.config import RunConfig
-from proxreplay.experiments.methods import configure
+from proxreplay.experiments.configure import configure
 from proxreplay.report.study import flat
 
-_OPTIONS = {"memory": "--memory", "eval_every": "--eval-every", "threads": "--threads"}
+_OPTIONS = {"capacity": "--memory", "eval_every": "--eval-every", "threads": "--threads"}
 
 
 def run_command(config: RunConfig) -> str:

@@ -183,11 +183,13 @@ def _memory_not_full(section: Section) -> list[Caution]:
     for run in section.runs:
         if run.config is None or run.accuracy is None or run.status != "complete":
             continue
-        if run.config.memory is None:
+        if run.config.capacity is None:
             continue
         arrived = int(run.accuracy.positions[-1] + 1) * run.config.batch_size
-        if arrived < run.config.memory:
-            text = f"The memory of {run.config.memory:,} never filled: about {arrived:,} examples "
+        if arrived < run.config.capacity:
+            text = (
+                f"The memory of {run.config.capacity:,} never filled: about {arrived:,} examples "
+            )
             return [Caution("note", text + "arrived. This is replay of everything.")]
     return []
 

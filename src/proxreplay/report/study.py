@@ -21,9 +21,10 @@ from proxreplay.evaluation import (
     variation_of_tasks,
 )
 from proxreplay.evaluation.metrics import Array
-from proxreplay.experiments.benchmarks import BENCHMARKS, LPR_PREFIX
+from proxreplay.experiments.benchmarks import BENCHMARKS
 from proxreplay.experiments.config import RunConfig, StreamSettings, keys
-from proxreplay.experiments.methods import METHODS, configure
+from proxreplay.experiments.configure import configure
+from proxreplay.experiments.recipes import LPR_PREFIX, METHODS
 from proxreplay.experiments.results import (
     Record,
     Result,
@@ -35,7 +36,7 @@ from proxreplay.experiments.results import (
 )
 
 # What decides on which machine and from which examples a run is made, not what is compared.
-_NOT_COMPARED = {"seed", "threads", "device", "test", "benchmark", "method", "memory"}
+_NOT_COMPARED = {"seed", "threads", "device", "test", "benchmark", "method", "capacity"}
 # What may differ from a benchmark's own settings in a run that stands beside the paper's numbers.
 _LEFT_OPEN = {"eval_every", "refresh.every", "refresh.samples", "lpr.tolerance", "compile"}
 
@@ -387,7 +388,7 @@ def gather(runs: Sequence[Run]) -> Study:
         if run.config is None or run.status == "broken":
             lost.append(run)
             continue
-        key = (run.config.benchmark, run.config.memory, run.config.stream)
+        key = (run.config.benchmark, run.config.capacity, run.config.stream)
         identity = json.dumps([run.config.method, compared(run.config)], sort_keys=True)
         sections.setdefault(key, {}).setdefault(identity, []).append(run)
     return Study(

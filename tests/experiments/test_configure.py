@@ -3,7 +3,9 @@ import pytest
 from proxreplay.data.scenarios import ClassIncremental
 from proxreplay.errors import InputError
 from proxreplay.experiments.benchmarks import BENCHMARKS, find_benchmark
-from proxreplay.experiments.methods import METHODS, build_stream, configure, declared, find_method
+from proxreplay.experiments.build import build_stream
+from proxreplay.experiments.configure import configure, declared
+from proxreplay.experiments.recipes import METHODS, find_method
 
 PUBLISHED = [  # benchmark, method, lr, omega_0, beta: the paper's selected values
     ("split-cifar100", "lpr-er", 0.1, 4.0, 2.0),
@@ -31,7 +33,7 @@ def test_the_papers_settings_are_the_defaults(
 def test_every_method_has_settings_on_every_benchmark(benchmark: str, method: str) -> None:
     config = configure(benchmark, method)
     declaration = find_benchmark(benchmark)
-    assert config.memory == declaration.memory
+    assert config.capacity == declaration.capacity
     assert config.steps_per_batch == declaration.steps_per_batch
 
 
@@ -46,8 +48,8 @@ def test_lpr_is_refreshed_from_a_part_of_the_memory_unless_told_otherwise(
 
 
 def test_later_layers_are_stronger() -> None:
-    config = configure("split-cifar100", "lpr-er", {"lr": 0.3, "memory": 7}, {"lr": 0.4})
-    assert (config.lr, config.memory, config.lpr.omega_0) == (0.4, 7, 4.0)
+    config = configure("split-cifar100", "lpr-er", {"lr": 0.3, "capacity": 7}, {"lr": 0.4})
+    assert (config.lr, config.capacity, config.lpr.omega_0) == (0.4, 7, 4.0)
 
 
 def test_a_file_of_another_run_is_not_mistaken() -> None:

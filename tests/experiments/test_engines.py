@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from proxreplay.errors import InputError
+from proxreplay.experiments.configure import configure
+from proxreplay.experiments.engines import InlineEngine, Job, Outcome, ProcessEngine
 from proxreplay.experiments.interrupt import StopRequest
-from proxreplay.experiments.methods import configure
+from proxreplay.experiments.jobs import comparison
 from proxreplay.experiments.results import find_runs, read_run
 from proxreplay.experiments.run import Progress
-from proxreplay.experiments.study import InlineEngine, Job, Outcome, ProcessEngine, comparison
 
 QUICK = {"steps_per_batch": 1, "eval_every": 50, "refresh.every": 20}
 

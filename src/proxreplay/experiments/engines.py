@@ -9,7 +9,7 @@ import multiprocessing
 import signal
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -20,7 +20,6 @@ from proxreplay.allocator import keep_freed_memory
 from proxreplay.errors import InputError, ProxreplayError
 from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.interrupt import StopRequest
-from proxreplay.experiments.methods import configure
 from proxreplay.experiments.results import write_text
 from proxreplay.experiments.run import Interrupted, Progress, RunOptions, run
 
@@ -47,26 +46,6 @@ class Outcome:
 
 OnProgress = Callable[[Job, Progress], None]
 OnOutcome = Callable[[Outcome], None]
-
-
-def comparison(
-    benchmark_name: str,
-    methods: Sequence[str],
-    seeds: Sequence[int],
-    out: Path,
-    *layers: Mapping[str, Any],
-    options: RunOptions | None = None,
-) -> list[Job]:
-    """The runs of every method with every seed, each in a folder of its own below ``out``."""
-    return [
-        Job(
-            configure(benchmark_name, method, *layers, {"seed": seed}),
-            out / "runs" / f"{method}-seed{seed}",
-            options or RunOptions(),
-        )
-        for seed in seeds
-        for method in methods
-    ]
 
 
 class Engine(Protocol):

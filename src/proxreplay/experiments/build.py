@@ -1,0 +1,81 @@
+"""From a configuration to what a run is made of: stream, network and learner."""
+
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import nn
+
+from proxreplay.data import Dataset, Stream
+from proxreplay.data.scenarios import ShortLast
+from proxreplay.data.streams import Subset
+from proxreplay.errors import InputError
+from proxreplay.experiments.benchmarks import CUSTOM, Benchmark
+from proxreplay.experiments.config import RunConfig
+from proxreplay.experiments.recipes import METHODS, RuleInputs, find_method
+from proxreplay.models import load_network
+from proxreplay.replay import EMA, ClassBalancedMemory, Learner, UnlimitedMemory
+from proxreplay.seeding import seeded
+
+
+def build_stream(config: RunConfig, benchmark: Benchmark, dataset: Dataset) -> Stream:
+    """The stream that the configuration's seed gives."""
+    short_last = cast(ShortLast, config.stream.short_last)
+    stream = benchmark.stream(dataset, config.seed, config.batch_size, short_last)
+    first, limit = config.stream.first, config.stream.limit
+    if first is None and limit is None:
+        return stream
+    tasks = [
+        replace(task, train=Subset(task.train.source, task.train.rows[:limit]))
+        for task in stream.tasks[:first]
+    ]
+    return Stream(tasks, config.batch_size, short_last)
+
+
+def build_network(config: RunConfig, benchmark: Benchmark, dataset: Dataset) -> nn.Module:
+    """The network with the initial weights that the configuration's seed gives."""
+    fixed = find_method(config.method).head == "fixed"
+    outputs = len(dataset.classes) if fixed else None
+    with seeded(config.seed, "model"):
+        if config.network is None or config.benchmark == CUSTOM:
+            return benchmark.network(outputs)
+        shape = dataset.train.inputs.shape[1:]
+        channels = shape[0] if len(shape) == 3 else 1
+        return load_network(config.network, outputs, in_channels=channels, image_size=shape[-1])
+
+
+def build_learner(
+    config: RunConfig, benchmark: Benchmark, dataset: Dataset, stream: Stream
+) -> Learner:
+    """Compose the parts that the configuration's method names."""
+    method = find_method(config.method)
+    steps = stream.trained_batches * config.steps_per_batch
+    network = build_network(config, benchmark, dataset).to(torch.device(config.device))
+    return Learner(
+        network,
+        UnlimitedMemory() if config.capacity is None else ClassBalancedMemory(config.capacity),
+        method.rule(RuleInputs(network, config, steps)) if method.rule is not None else None,
+        loss=method.loss(config),
+        averaging=EMA(network, config.averaging.momentum) if method.averaged else None,
+        lr=config.lr,
+        steps_per_batch=config.steps_per_batch,
+        replay_batch=config.replay_batch,
+        refresh_every=_refresh_every(config, stream),
+        refresh_samples=config.refresh.samples,
+        transform=benchmark.transform,
+        compile=config.compile,
+        seed=config.seed,
+    )
+
+
+def _refresh_every(config: RunConfig, stream: Stream) -> int:
+    """Stream batches between refreshes from the memory; more than there are, for none."""
+    if config.refresh.interval is not None:
+        return config.refresh.interval
+    if not find_method(config.method).task_ends:
+        able = " and ".join(method.name for method in METHODS.values() if method.task_ends)
+        raise InputError(
+            f"refresh.every=task: only {able} can be refreshed at the ends of tasks, not "
+            f"{config.method}. Give a number of stream batches."
+        )
+    return len(stream) + 1

@@ -1,0 +1,123 @@
+"""From names and overrides to the configuration of a run, and to the benchmark it asks for."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from proxreplay.data.scenarios import (
+    IID,
+    Blurry,
+    ClassIncremental,
+    DomainIncremental,
+    Scenario,
+)
+from proxreplay.errors import InputError
+from proxreplay.experiments.benchmarks import (
+    CUSTOM,
+    CUSTOM_DEFAULTS,
+    Benchmark,
+    MethodSettings,
+    find_benchmark,
+)
+from proxreplay.experiments.config import RunConfig
+from proxreplay.experiments.recipes import LPR_PREFIX, Method, find_method
+from proxreplay.options import LearnerOptions
+
+
+def configure(benchmark_name: str, method_name: str, *layers: Mapping[str, Any]) -> RunConfig:
+    """The configuration of a run: defaults < benchmark < method < each further layer.
+
+    Args:
+        benchmark_name: decides memory, steps per batch, and the method's hyper-parameters on it.
+        method_name: decides what is composed.
+        layers: values by dotted key, the later ones stronger (a file, then ``--set``).
+    """
+    method = find_method(method_name)
+    defaults = CUSTOM_DEFAULTS if benchmark_name == CUSTOM else find_benchmark(benchmark_name)
+    config = RunConfig(benchmark_name, method.name).with_values(
+        {"capacity": defaults.capacity, "steps_per_batch": defaults.steps_per_batch}
+    )
+    config = config.with_values(_tuned(defaults.settings, method))
+    if method.name.startswith(LPR_PREFIX):
+        config = config.with_values({"refresh.samples": LearnerOptions.refresh_samples})
+    for values in layers:
+        config = config.with_values(values)
+    if (config.benchmark, config.method) != (benchmark_name, method.name):
+        raise InputError(
+            f"the configuration is of {config.method} on {config.benchmark}, but {method.name} on "
+            f"{benchmark_name} was asked for."
+        )
+    return config
+
+
+def _tuned(settings: Mapping[str, MethodSettings], method: Method) -> dict[str, Any]:
+    """A benchmark's settings for a method, as configuration values."""
+    base = method.name.removeprefix(LPR_PREFIX)
+    chosen = next(settings[name] for name in (base, *method.tuned_like, "er") if name in settings)
+    replay_weight, logit_weight = chosen.der_weights or (None, None)
+    values = {
+        "lr": chosen.lr,
+        "lpr.omega_0": chosen.omega_0,
+        "lpr.beta": chosen.beta,
+        "loss.replay_weight": replay_weight,
+        "loss.logit_weight": logit_weight,
+        "loss.rho": chosen.rho,
+        "averaging.momentum": chosen.ema_momentum,
+    }
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def declared(config: RunConfig) -> Benchmark:
+    """The benchmark of a configuration, with what the configuration changes about it."""
+    chosen = config.stream
+    if config.benchmark != CUSTOM:
+        if chosen.data is not None:
+            raise InputError(
+                f"stream.data={chosen.data} goes with the benchmark '{CUSTOM}', not with "
+                f"'{config.benchmark}'."
+            )
+        if chosen.image_size is not None or not chosen.augment:
+            raise InputError(
+                f"stream.image_size and stream.augment go with the benchmark '{CUSTOM}'; "
+                f"'{config.benchmark}' fixes both."
+            )
+        benchmark = find_benchmark(config.benchmark)
+    elif chosen.data is None:
+        raise InputError("custom: which data? Give --data with a folder, a zip or an .npz file.")
+    else:
+        from proxreplay.experiments.custom import custom
+
+        benchmark = custom(
+            chosen.data,
+            tasks=chosen.tasks,
+            scenario=_scenario(config, None),
+            network=config.network,
+            image_size=chosen.image_size,
+            augment=chosen.augment,
+        )
+    return replace(benchmark, scenario=_scenario(config, benchmark.scenario) or benchmark.scenario)
+
+
+def _scenario(config: RunConfig, own: Scenario | None) -> Scenario | None:
+    """The scenario that the configuration asks for; the benchmark's own if it asks for none."""
+    chosen, method = config.stream, find_method(config.method)
+    tasks = chosen.tasks or getattr(own, "tasks", None)
+    name = "iid" if method.iid else chosen.scenario
+    if name == "iid":
+        return IID(tasks or 1)
+    if name in ("class", "blurry"):
+        if tasks is None:
+            raise InputError(f"stream.scenario={name}: say how many tasks with stream.tasks.")
+        if name == "class":
+            return ClassIncremental(tasks)
+        return Blurry(tasks, chosen.disjoint, chosen.blur)
+    if name == "domain":
+        return own if isinstance(own, DomainIncremental) else DomainIncremental()
+    if chosen.tasks is not None and isinstance(own, ClassIncremental):
+        return ClassIncremental(chosen.tasks)
+    if chosen.tasks is not None and own is not None:
+        raise InputError(
+            f"stream.tasks={chosen.tasks}: the tasks of {config.benchmark} are its domains; leave "
+            "it out, or choose stream.scenario=class."
+        )
+    return own
