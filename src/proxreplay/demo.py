@@ -6,9 +6,10 @@ from pathlib import Path
 
 from proxreplay.experiments.engines import Job
 from proxreplay.experiments.recipes import find_method
-from proxreplay.experiments.results import read_run, trajectory, write_text
+from proxreplay.experiments.results import read_run, write_text
+from proxreplay.report.grouping import read_study
 from proxreplay.report.page import write_report
-from proxreplay.report.plots import anytime_accuracy
+from proxreplay.report.plots import over_time, save
 from proxreplay.report.tables import Row, comparison_rows, markdown
 
 BENCHMARK = "split-digits"
@@ -41,8 +42,8 @@ def conclude(out: Path, jobs: Sequence[Job]) -> Demo:
     rows = comparison_rows({m: [r.result for r in done if r.result] for m, done in runs.items()})
     table, picture = out / "table.md", out / "accuracy.png"
     write_text(table, markdown(rows))
-    curves = {m: [trajectory(r.records) for r in done] for m, done in runs.items()}
-    anytime_accuracy(curves, picture)
+    (section,) = read_study([job.folder for job in jobs]).sections
+    save(over_time(section, "accuracy"), picture)
     page = write_report([out / "runs"], out / "report.html").path
     return Demo(
         rows,

@@ -1,5 +1,6 @@
 """The paper's tables and figures as studies: what has to be run, and ours beside the paper's."""
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from proxreplay.errors import InputError
-from proxreplay.evaluation import Estimate, estimate
+from proxreplay.evaluation import Estimate
+from proxreplay.evaluation.measures import MAIN
 from proxreplay.experiments.jobs import Block
 from proxreplay.experiments.results import write_text
+from proxreplay.report.grouping import Section, read_study
 from proxreplay.report.plots import appendix, figure_1, gradient_ratios, save, sensitivity
-from proxreplay.report.study import Group, Section, read_study
-from proxreplay.report.tables import MEASURES, main_table, paper_row_of, to_markdown
+from proxreplay.report.tables import main_table, to_markdown
 
 REPLAY = ("er", "lpr-er", "der", "lpr-der", "ema", "lpr-ema", "lode", "lpr-lode")
 UNLIMITED = None
@@ -152,21 +154,15 @@ class Beside:
 def beside_paper(section: Section) -> list[Beside]:
     """Every number of a section that the paper has too."""
     found = []
-    for group in section.groups:
-        theirs = paper_row_of(section, group)
-        if theirs is None:
+    rows = main_table(section).rows
+    for ours, theirs in itertools.pairwise(rows):
+        if theirs.source != "paper":
             continue
-        for measure, name in MEASURES.items():
-            ours = _estimate(group, measure)
-            if ours is not None:
-                row = f"{section.title}: {group.label}"
-                found.append(Beside(row, name, ours, getattr(theirs, measure)))
+        for measure, mine, papers in zip(MAIN, ours.estimates, theirs.estimates, strict=True):
+            if mine is not None and papers is not None:
+                row = f"{section.title}: {ours.label}"
+                found.append(Beside(row, measure.label, mine, papers))
     return found
-
-
-def _estimate(group: Group, measure: str) -> Estimate | None:
-    values = [v for v in group.values(measure).values() if v is not None]
-    return estimate(values) if values else None  # type: ignore[arg-type]
 
 
 def conclude(reproduction: Reproduction, out: Path, *, quick: bool) -> tuple[str, list[Beside]]:

@@ -87,10 +87,10 @@ def test_drift_is_the_mean_of_path_lengths_over_steps() -> None:
     assert drift.layers() == layers
 
 
-def test_official_drift_is_frobenius_over_n_in_quadrature_from_zero() -> None:
+def test_the_authors_drift_is_frobenius_over_n_in_quadrature_from_zero() -> None:
     model = nn.Sequential(nn.Linear(3, 2, bias=False))
     x = torch.randn(150, 3, generator=generator())
-    drift = RepresentationDrift(model, x, mode="official")
+    drift = RepresentationDrift(model, x, mode="authors")
     first = x[:100]
     weights = [torch.randn(2, 3, generator=generator(seed)) for seed in (1, 2, 3)]
     squares, previous = 0.0, torch.zeros(100, 2)

@@ -242,11 +242,10 @@ def test_evaluations_are_never_missing_around_a_switch(tmp_path: Path) -> None:
 
 def test_test_examples_are_left_alone_when_told_so(tmp_path: Path) -> None:
     result = run(quick("er", test=False), tmp_path)
-    assert result.acc is None
+    assert result.measures["acc"] is None
     assert all(r.get("split") != "test" for r in read_run(tmp_path).records)
 
 
 def test_an_average_is_reported_beside_the_online_network(tmp_path: Path) -> None:
     result = run(quick("ema"), tmp_path)
-    assert result.online is not None
-    assert result.online["aaa"] != result.aaa
+    assert result.predictors["online"]["aaa"] != result.measures["aaa"]

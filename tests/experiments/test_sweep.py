@@ -43,7 +43,7 @@ def test_no_run_of_a_sweep_looks_at_test_examples(tmp_path: Path) -> None:
     InlineEngine().make(jobs, StopRequest())
     stored = read_run(jobs[0].folder)
     assert stored.result is not None
-    assert stored.result.acc is None
+    assert stored.result.measures["acc"] is None
     assert all(r.get("split") != "test" for r in stored.records)
 
 

@@ -5,14 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proxreplay.report.curves import (
-    MEASURES,
-    curves,
-    from_trajectories,
-    interpolate,
-    task_accuracy_map,
-)
-from proxreplay.report.study import Section, read_study
+from proxreplay.evaluation import Trajectory
+from proxreplay.evaluation.measures import BY_KEY
+from proxreplay.experiments.results import StoredRun
+from proxreplay.report.curves import curves, drawable, interpolate, task_accuracy_map
+from proxreplay.report.grouping import Section, read_study
 from tests.report.synthetic import write_run
 
 
@@ -21,12 +18,17 @@ def only_section(folder: Path) -> Section:
     return section
 
 
+def path_of(run: StoredRun) -> Trajectory:
+    assert run.recorded is not None
+    return run.recorded.accuracy
+
+
 def test_mean_and_range_over_seeds_at_every_moment(tmp_path: Path) -> None:
     for seed in range(3):
         write_run(tmp_path / str(seed), seed=seed, tasks=3, batches=10)
     section = only_section(tmp_path)
-    (curve,) = curves(section, MEASURES["accuracy"])
-    seen = [run.accuracy.seen_accuracy for run in section.runs if run.accuracy]
+    (curve,) = curves(section, BY_KEY["accuracy"])
+    seen = [path_of(run).seen_accuracy for run in section.runs]
     np.testing.assert_allclose(curve.x, np.arange(1, 31) / 10)
     np.testing.assert_allclose(curve.mean, np.mean(seen, axis=0))
     np.testing.assert_allclose(curve.low, np.min(seen, axis=0))
@@ -37,18 +39,17 @@ def test_tasks_of_different_lengths_are_laid_on_top_of_each_other(tmp_path: Path
     write_run(tmp_path / "a", seed=0, tasks=3, batches=10)
     write_run(tmp_path / "b", seed=1, tasks=3, batches=14)
     section = only_section(tmp_path)
-    (curve,) = curves(section, MEASURES["accuracy"])
-    ends = [run.accuracy.seen_accuracy[run.accuracy.tasks == 1][-1] for run in section.runs]  # type: ignore[union-attr]
+    (curve,) = curves(section, BY_KEY["accuracy"])
+    ends = [p.seen_accuracy[p.tasks == 1][-1] for p in map(path_of, section.runs)]
     assert curve.mean[np.isclose(curve.x, 2.0)] == pytest.approx(np.mean(ends))
 
 
 def test_a_switch_is_a_jump_and_dips_survive_few_points(tmp_path: Path) -> None:
     write_run(tmp_path / "a", tasks=4, batches=200)
     section = only_section(tmp_path)
-    (curve,) = curves(section, MEASURES["accuracy"], points=100)
+    (curve,) = curves(section, BY_KEY["accuracy"], points=100)
     assert len(curve.x) == 100
-    path = section.runs[0].accuracy
-    assert path is not None
+    path = path_of(section.runs[0])
     first = path.seen_accuracy[path.tasks == 2][0]
     just_after = curve.mean[(curve.x > 2) & (curve.x < 2.02)]
     assert just_after.min() == pytest.approx(first, abs=0.05)
@@ -66,10 +67,9 @@ def test_an_unfinished_run_counts_as_far_as_it_got(tmp_path: Path) -> None:
     write_run(tmp_path / "a", seed=0, tasks=4, batches=10)
     write_run(tmp_path / "b", seed=1, tasks=4, batches=10, stop_after=25)
     section = only_section(tmp_path)
-    (curve,) = curves(section, MEASURES["accuracy"])
+    (curve,) = curves(section, BY_KEY["accuracy"])
     alone = curve.x > 2.5 + 1e-6
-    whole = section.groups[0].runs[0].accuracy
-    assert whole is not None
+    whole = path_of(section.groups[0].runs[0])
     np.testing.assert_allclose(curve.mean[alone], whole.seen_accuracy[25:])
     np.testing.assert_allclose(curve.low[alone], curve.high[alone])
     assert (curve.high[~alone] > curve.low[~alone]).any()
@@ -78,41 +78,32 @@ def test_an_unfinished_run_counts_as_far_as_it_got(tmp_path: Path) -> None:
 def test_an_unfinished_run_alone_still_has_a_curve(tmp_path: Path) -> None:
     write_run(tmp_path / "a", tasks=4, batches=10, stop_after=25)
     section = only_section(tmp_path)
-    (curve,) = curves(section, MEASURES["accuracy"])
+    (curve,) = curves(section, BY_KEY["accuracy"])
     known = curve.x[np.isfinite(curve.mean)]
     assert known[-1] == pytest.approx(2.5)
 
 
-@pytest.mark.parametrize("name", sorted(MEASURES))
-def test_every_measure_has_a_curve_where_it_was_recorded(tmp_path: Path, name: str) -> None:
+def test_every_measure_has_a_curve_where_it_was_recorded(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "lpr-ema", online=True, diagnostics=True)
     write_run(tmp_path / "b", "er", timings=False)
     section = only_section(tmp_path)
-    labels = [curve.label for curve in curves(section, MEASURES[name])]
-    special = {"online", "drift", "ratio-new", "ratio-replay", "time"}
-    assert labels == (["LPR (EMA)"] if name in special else ["ER", "LPR (EMA)"])
+    found = {m.key: [curve.label for curve in curves(section, m)] for m in drawable(section)}
+    special = {"accuracy-online", "drift", "ratio_new", "ratio_replay", "time"}
+    assert special < found.keys()
+    for key, labels in found.items():
+        assert labels == (["LPR (EMA)"] if key in special else ["ER", "LPR (EMA)"]), key
 
 
 def test_time_is_time_spent_learning(tmp_path: Path) -> None:
     write_run(tmp_path / "a", tasks=2, batches=10)
-    (curve,) = curves(only_section(tmp_path), MEASURES["time"])
+    (curve,) = curves(only_section(tmp_path), BY_KEY["time"])
     assert curve.x[-1] == pytest.approx(0.01 * 20 / 60)
-
-
-def test_curves_from_trajectories_equal_those_of_a_section(tmp_path: Path) -> None:
-    for seed in range(2):
-        write_run(tmp_path / str(seed), seed=seed)
-    section = only_section(tmp_path)
-    (curve,) = curves(section, MEASURES["accuracy"])
-    paths = [run.accuracy for run in section.runs if run.accuracy]
-    np.testing.assert_array_equal(from_trajectories("ER", 0, paths).mean, curve.mean)
 
 
 def test_the_map_holds_each_tasks_accuracy_over_time(tmp_path: Path) -> None:
     write_run(tmp_path / "a", tasks=3, batches=10)
     section = only_section(tmp_path)
     image = task_accuracy_map(section.groups[0], 3, bins=10)
-    path = section.runs[0].accuracy
-    assert path is not None
+    path = path_of(section.runs[0])
     assert image.shape == (3, 30)
     np.testing.assert_allclose(image, path.accuracy.T)

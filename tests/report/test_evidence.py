@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from proxreplay.report.study import read_study
+from proxreplay.report.grouping import read_study
 from proxreplay.report.tables import tables_of
 
 ROOT = Path(__file__).parents[2]

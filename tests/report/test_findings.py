@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from proxreplay.report.findings import headline, section_warnings, study_warnings, verdict
+from proxreplay.report.grouping import read_study
 from proxreplay.report.page import render
-from proxreplay.report.study import read_study
 from tests.report.synthetic import write_run
 
 

@@ -109,7 +109,7 @@ def test_the_data_holds_every_measure_with_its_curves(tmp_path: Path) -> None:
     write_run(tmp_path / "b", "er", stop_after=30)
     (section,) = data_of(report(tmp_path, tmp_path / "report.html"))["sections"]
     names = [measure["name"] for measure in section["measures"]]
-    assert {"accuracy", "worst-case", "drift", "ratio-new", "time"} <= set(names)
+    assert {"accuracy", "wc_acc", "drift", "ratio_new", "time"} <= set(names)
     by_group = {curve["group"]: curve for curve in section["measures"][0]["curves"]}  # type: ignore[attr-defined]
     assert None in by_group[0]["mean"]  # the unfinished one ends early
     assert None not in by_group[1]["mean"]

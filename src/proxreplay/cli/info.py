@@ -146,8 +146,8 @@ def figure(
     ending: Annotated[str, typer.Option(metavar="EXT", help="png, pdf or svg.")] = "png",
 ) -> None:
     """Draw one figure from the runs in the folders, a picture for each stream and memory."""
+    from proxreplay.report.grouping import read_study
     from proxreplay.report.plots import FIGURES, save
-    from proxreplay.report.study import read_study
 
     if name not in FIGURES:
         raise InputError(f"unknown figure '{name}'; there are {', '.join(FIGURES)}.")

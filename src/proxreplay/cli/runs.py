@@ -359,9 +359,10 @@ def print_table(console: Any, title: str, rows: Sequence[Any]) -> None:
     """A comparison as a table on the terminal."""
     from rich.table import Table
 
-    from proxreplay.report.tables import MEASURES, format_estimate
+    from proxreplay.evaluation.measures import MAIN
+    from proxreplay.report.tables import format_estimate
 
-    table = Table("Method", *MEASURES.values(), title=title, title_justify="left")
+    table = Table("Method", *(m.label for m in MAIN), title=title, title_justify="left")
     for row in rows:
         paired = row.label == "difference"
         cells = [format_estimate(e, signed=paired) for e in row.estimates]
@@ -371,12 +372,12 @@ def print_table(console: Any, title: str, rows: Sequence[Any]) -> None:
 
 def print_result(console: Any, folder: Path) -> None:
     """What a finished run amounts to."""
+    from proxreplay.evaluation.measures import MAIN
     from proxreplay.experiments.results import read_run
-    from proxreplay.report.tables import MEASURES
 
     result = read_run(folder).result
     if result is not None:
-        values = {name: getattr(result, key) for key, name in MEASURES.items()}
+        values = {m.label: result.measures[m.key] for m in MAIN}
         numbers = "   ".join(f"{k} {v:.4f}" for k, v in values.items() if v is not None)
         console.print(f"{numbers}   ({folder})", highlight=False, soft_wrap=True)
 

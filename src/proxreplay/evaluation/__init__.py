@@ -1,4 +1,6 @@
-"""Judging a learner: metrics as pure numbers, and the held-out sets they come from."""
+"""Judging a learner: measures as pure numbers, and the held-out examples they come from."""
+
+from typing import TYPE_CHECKING
 
 from proxreplay.evaluation.estimates import (
     Estimate,
@@ -6,10 +8,10 @@ from proxreplay.evaluation.estimates import (
     estimate,
     paired_difference,
 )
-from proxreplay.evaluation.evaluate import Evaluation, evaluate
-from proxreplay.evaluation.metrics import (
+from proxreplay.evaluation.measures import (
+    MEASURES,
+    Measure,
     StabilityGap,
-    Trajectory,
     average_anytime_accuracy,
     average_forgetting,
     backward_transfer,
@@ -20,11 +22,19 @@ from proxreplay.evaluation.metrics import (
     variation_of_tasks,
     worst_case_accuracy,
 )
+from proxreplay.evaluation.trajectory import Recorded, Trajectory
+from proxreplay.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from proxreplay.evaluation.evaluating import Evaluation, evaluate
 
 __all__ = [
+    "MEASURES",
     "Estimate",
     "Evaluation",
+    "Measure",
     "PairedDifference",
+    "Recorded",
     "StabilityGap",
     "Trajectory",
     "average_anytime_accuracy",
@@ -40,3 +50,7 @@ __all__ = [
     "variation_of_tasks",
     "worst_case_accuracy",
 ]
+
+# These need torch; reports do not.
+_HOMES = dict.fromkeys(("Evaluation", "evaluate"), "proxreplay.evaluation.evaluating")
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -34,7 +34,7 @@ class Diagnostics:
         if settings.drift is not None:
             inputs = learner.view(stream.tasks[0].test.inputs)
             self.drift = RepresentationDrift(
-                learner.model, inputs, mode="paper" if settings.drift == "paper" else "official"
+                learner.model, inputs, mode="paper" if settings.drift == "paper" else "authors"
             ).attach(learner.optimizer)
         if settings.gradients_every is not None and learner.rule is not None:
             self.gradients = GradientRatios(

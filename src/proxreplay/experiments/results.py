@@ -1,33 +1,29 @@
-"""Run folders on disk: what a run writes, and how it is read again.
+"""Run folders on disk: what a run writes, and the one reader of it.
 
-A run folder is plain: ``config.yaml`` (the resolved configuration), ``environment.json`` (versions,
-commit, data checksum, hardware), ``records.jsonl`` (append-only, one event a line),
-``timings.jsonl`` (seconds; kept apart because they differ from machine to machine while the records
-are bit-identical), ``result.json`` (once complete), ``failure.txt`` (if the run broke), ``log.txt``
-and ``checkpoint/``. docs/run-folder.md describes every line.
+docs/run-folder.md describes every file and every line. `read_run` tells the state of a folder;
+`StoredRun.with_records` adds what was recorded, as arrays. Damage never raises: the run is
+``broken``, and its problem says which file is wrong and how.
 """
 
 import json
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from proxreplay.errors import DataError, ProxreplayError
-from proxreplay.evaluation import (
-    Trajectory,
-    average_anytime_accuracy,
-    final_accuracy,
-    worst_case_accuracy,
-)
+from proxreplay.errors import DataError
+from proxreplay.evaluation import Trajectory, final_accuracy
+from proxreplay.evaluation.measures import MAIN, numbers
+from proxreplay.evaluation.trajectory import Recorded, Series
 from proxreplay.experiments.config import RunConfig, read_settings
 
 Record = dict[str, Any]
 Status = Literal["complete", "incomplete", "failed", "broken"]
+Numbers = dict[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -35,64 +31,136 @@ class Result:
     """What a finished run amounts to.
 
     Args:
-        acc: mean test accuracy over tasks at the end; None if test examples were not looked at.
-        aaa: average anytime accuracy on validation examples.
-        wc_acc: worst-case accuracy on validation examples.
+        measures: the main measures by key (see `proxreplay.evaluation.MEASURES`); None where test
+            examples would be needed and were not evaluated.
         validation_acc: mean validation accuracy over tasks at the end; tuning selects by it.
-        test_accuracy: at the end, one a task.
+        test_accuracy: at the end, one per task.
         eval_every: stream batches between evaluations; WC-Acc is optimistic if above 1.
-        online: acc, aaa and wc_acc of the online network where an average is what predicts.
+        predictors: the main measures of the run's other networks, by name, such as ``online``
+            where an average of the weights predicts.
     """
 
-    acc: float | None
-    aaa: float
-    wc_acc: float
+    measures: Numbers
     validation_acc: float
     test_accuracy: list[float]
     eval_every: int
-    online: dict[str, float | None] | None = None
+    predictors: dict[str, Numbers] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As in ``result.json``: ``online`` has a key of its own since the first version."""
+        others = {name: found for name, found in self.predictors.items() if name != "online"}
+        return {
+            **self.measures,
+            "validation_acc": self.validation_acc,
+            "test_accuracy": self.test_accuracy,
+            "eval_every": self.eval_every,
+            "online": self.predictors.get("online"),
+            **({"predictors": others} if others else {}),
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Result":
+        """The inverse of `to_json`; keys that are not known are left out."""
+        online = {"online": values["online"]} if values.get("online") else {}
+        return cls(
+            _main_numbers(values),
+            float(values["validation_acc"]),
+            [float(a) for a in values["test_accuracy"]],
+            int(values["eval_every"]),
+            {k: _main_numbers(v) for k, v in (online | values.get("predictors", {})).items()},
+        )
+
+
+def _main_numbers(values: Mapping[str, Any]) -> Numbers:
+    found = {m.key: values.get(m.key) for m in MAIN}
+    return {key: None if value is None else float(value) for key, value in found.items()}
+
+
+# From records to numbers -------------------------------------------------------------------------
+
+
+def predictor_of(record: Record) -> str | None:
+    """Which network an evaluation judged; None for the one that predicts."""
+    name: str | None = record.get("predictor", "online" if record.get("online") else None)
+    return name
 
 
 def evaluations(
-    records: Iterable[Record], split: str = "validation", *, online: bool = False
+    records: Iterable[Record], split: str = "validation", predictor: str | None = None
 ) -> list[Record]:
-    """The evaluation records of one split; ``online`` asks for the network behind an average."""
+    """The evaluation records of one split and one predictor."""
     wanted = [r for r in records if r["kind"] == "evaluation" and r["split"] == split]
-    return [r for r in wanted if bool(r.get("online")) == online]
+    return [r for r in wanted if predictor_of(r) == predictor]
 
 
 def trajectory(
-    records: Iterable[Record], measure: str = "accuracy", *, online: bool = False
+    records: Iterable[Record], of: str = "accuracy", predictor: str | None = None
 ) -> Trajectory:
     """Validation accuracies (or losses) over time."""
-    moments = evaluations(records, online=online)
-    width = max((len(r[measure]) for r in moments), default=0)
+    moments = evaluations(records, predictor=predictor)
+    width = max((len(r[of]) for r in moments), default=0)
     values = np.full((len(moments), width), np.nan)
     for row, record in zip(values, moments, strict=True):
-        row[: len(record[measure])] = record[measure]
+        row[: len(record[of])] = record[of]
     positions, tasks = ([r[key] for r in moments] for key in ("position", "task"))
     return Trajectory(np.array(positions), np.array(tasks), values)
 
 
-def _measures(records: Sequence[Record], *, online: bool) -> dict[str, Any]:
-    path = trajectory(records, online=online)
-    test = evaluations(records, "test", online=online)
-    return {
-        "acc": final_accuracy(np.array(test[-1]["accuracy"])) if test else None,
-        "aaa": average_anytime_accuracy(path),
-        "wc_acc": worst_case_accuracy(path),
-    }
+def recorded(records: Sequence[Record], timings: Sequence[Record] = ()) -> Recorded:
+    """What measures are computed from; there must be at least one evaluation."""
+    kinds: dict[str, list[Record]] = {}
+    for record in records:
+        kinds.setdefault(record["kind"], []).append(record)
+    judged = kinds.get("evaluation", [])
+    others = dict.fromkeys(predictor_of(r) for r in judged if r["split"] == "validation")
+    test = evaluations(judged, "test")
+    has_loss = all("loss" in r for r in evaluations(judged))
+    return Recorded(
+        trajectory(judged),
+        trajectory(judged, "loss") if has_loss else None,
+        np.array(test[-1]["accuracy"]) if test else None,
+        {name: trajectory(judged, predictor=name) for name in others if name is not None},
+        _series(kinds.get("drift", []), lambda r: {"total": r["total"], **r["layers"]}),
+        _series(kinds.get("gradient", []), lambda r: {k: r.get(k) for k in _RATIOS}),
+        _series(timings, lambda r: {k: v for k, v in r.items() if k != "position"}),
+    )
+
+
+_RATIOS = ("new", "replay", "all")
+
+
+def _series(records: Sequence[Record], values: Any) -> Series | None:
+    if not records:
+        return None
+    rows = [values(r) for r in records]
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    return Series(
+        np.array([r["position"] for r in records], dtype=np.float64),
+        {name: np.array(column, dtype=np.float64) for name, column in columns.items()},
+    )
 
 
 def summarise(records: Sequence[Record], eval_every: int) -> Result:
-    """The paper's measures of one run."""
+    """The main measures of one run."""
+    others = dict.fromkeys(predictor_of(r) for r in records if r["kind"] == "evaluation")
+    test = evaluations(records, "test")
     return Result(
-        **_measures(records, online=False),
-        validation_acc=final_accuracy(np.array(evaluations(records)[-1]["accuracy"])),
-        test_accuracy=[a for r in evaluations(records, "test") for a in r["accuracy"]],
-        eval_every=eval_every,
-        online=_measures(records, online=True) if evaluations(records, online=True) else None,
+        numbers(recorded(records), MAIN),
+        final_accuracy(np.array(evaluations(records)[-1]["accuracy"])),
+        [accuracy for record in test for accuracy in record["accuracy"]],
+        eval_every,
+        {name: _of_predictor(records, name) for name in others if name is not None},
     )
+
+
+def _of_predictor(records: Sequence[Record], name: str) -> Numbers:
+    test = evaluations(records, "test", name)
+    accuracy = np.array(test[-1]["accuracy"]) if test else None
+    return numbers(Recorded(trajectory(records, predictor=name), test=accuracy), MAIN)
+
+
+# Folders -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -103,9 +171,13 @@ class StoredRun:
         folder: where it is.
         status: ``complete``; ``incomplete`` (may be resumed); ``failed`` (stopped by an error);
             ``broken`` (its files cannot be read).
-        problem: for failed and broken runs, what is wrong.
-        config: None if broken.
+        problem: what is wrong, if anything is.
+        config: None if it cannot be read.
         result: None unless complete.
+        recorded: what was recorded so far; None before the first evaluation, for a run kept
+            without its records, and until `with_records` was called.
+        untreated: layers that the rule leaves alone, with the reason.
+        environment: versions, commit, data checksum and hardware.
     """
 
     folder: Path
@@ -113,6 +185,9 @@ class StoredRun:
     problem: str | None = None
     config: RunConfig | None = None
     result: Result | None = None
+    recorded: Recorded | None = None
+    untreated: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def records(self) -> list[Record]:
@@ -120,27 +195,49 @@ class StoredRun:
         return read_lines(self.folder / "records.jsonl")
 
     @cached_property
-    def timings(self) -> list[Record]:
-        """Seconds spent, as recorded."""
-        return read_lines(self.folder / "timings.jsonl")
+    def measures(self) -> dict[str, float]:
+        """Every measure of a complete run that it has, by key; empty for others."""
+        if self.result is None:
+            return {}
+        computed = {} if self.recorded is None else numbers(self.recorded)
+        values = {**computed, **self.result.measures}
+        return {key: v for key, v in values.items() if v is not None and np.isfinite(v)}
 
-    @cached_property
-    def environment(self) -> dict[str, Any]:
-        """Versions, commit, data checksum and hardware."""
-        path = self.folder / "environment.json"
-        return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
+    def with_records(self) -> "StoredRun":
+        """The same run with what it recorded; only what reports need is kept in memory."""
+        if self.status == "broken":
+            return self
+        try:
+            return self._read_records()
+        except Exception as error:  # whatever a file can hold, the other runs are still reported
+            problem = f"records cannot be read: {type(error).__name__}: {error}"
+            return StoredRun(self.folder, "broken", problem, self.config)
+
+    def _read_records(self) -> "StoredRun":
+        path, environment = self.folder / "records.jsonl", self.folder / "environment.json"
+        records = list(_lines(path, skip=b'{"kind": "train"'))  # half of the lines, not reported
+        if self.status == "complete" and path.exists() and not evaluations(records):
+            raise DataError("the run is complete but holds no evaluations")
+        untreated = [r["untreated"] for r in records if r["kind"] == "rule" and "untreated" in r]
+        timings = read_lines(self.folder / "timings.jsonl")
+        return replace(
+            self,
+            recorded=recorded(records, timings) if evaluations(records) else None,
+            untreated=untreated[-1] if untreated else {},
+            environment=json.loads(environment.read_bytes()) if environment.exists() else {},
+        )
 
 
 def read_run(folder: Path) -> StoredRun:
-    """Read a run folder; a damaged one is told as ``broken``, not raised."""
+    """Read the state of a run folder; a damaged one is told as ``broken``, not raised."""
+    if not (folder / "config.yaml").exists():
+        return StoredRun(folder, "broken", problem="config.yaml is missing")
     try:
         config = read_config(folder / "config.yaml")
         if (folder / "result.json").exists():
-            values = json.loads((folder / "result.json").read_text("utf-8"))
-            known = {f.name for f in fields(Result)}
-            result = Result(**{k: v for k, v in values.items() if k in known})
+            result = Result.from_json(json.loads((folder / "result.json").read_bytes()))
             return StoredRun(folder, "complete", config=config, result=result)
-    except (OSError, ValueError, TypeError, AttributeError, ProxreplayError) as error:
+    except Exception as error:  # whatever a file can hold
         return StoredRun(folder, "broken", problem=f"{type(error).__name__}: {error}")
     failure = folder / "failure.txt"
     if failure.exists():
@@ -154,8 +251,21 @@ def find_runs(folders: Iterable[Path]) -> list[StoredRun]:
     for folder in folders:
         if not folder.is_dir():
             raise DataError(f"{folder}: no such folder; give a run folder or one that holds some.")
-        found |= {path.parent for path in folder.rglob("config.yaml")}
+        for name in ("config.yaml", "records.jsonl"):
+            found |= {path.parent for path in folder.rglob(name)}
     return [read_run(folder) for folder in sorted(found)]
+
+
+def fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Changes whenever a file of the run does."""
+    found = []
+    for name in ("config.yaml", "records.jsonl", "timings.jsonl", "result.json", "failure.txt"):
+        try:
+            status = (folder / name).stat()
+        except FileNotFoundError:
+            continue
+        found.append((name, status.st_mtime_ns, status.st_size))
+    return tuple(found)
 
 
 def read_config(path: Path) -> RunConfig:
@@ -165,10 +275,16 @@ def read_config(path: Path) -> RunConfig:
 
 def read_lines(path: Path) -> list[Record]:
     """The records in a file of JSON lines; an unfinished last line is left out."""
+    return list(_lines(path))
+
+
+def _lines(path: Path, skip: bytes | None = None) -> Iterator[Record]:
     if not path.exists():
-        return []
-    text = path.read_text("utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n") and not (skip and line.startswith(skip)):
+                yield json.loads(line)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -184,4 +300,4 @@ def write_text(path: Path, text: str) -> None:
 
 def write_result(path: Path, result: Result) -> None:
     """``result.json``."""
-    write_text(path, json.dumps(asdict(result), indent=2) + "\n")
+    write_text(path, json.dumps(result.to_json(), indent=2) + "\n")

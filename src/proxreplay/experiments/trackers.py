@@ -6,12 +6,11 @@ Nothing here is imported unless a tracker is asked for, and a tracker changes no
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from proxreplay.errors import InputError
 from proxreplay.experiments.config import RunConfig
-
-Record = Mapping[str, Any]
+from proxreplay.experiments.results import Record, predictor_of
 
 
 class Tracker(Protocol):
@@ -35,7 +34,8 @@ def scalars(record: Record) -> Iterator[tuple[str, float]]:
     if record["kind"] == "train":
         yield "train/loss", record["loss"]
     if record["kind"] == "evaluation":
-        prefix = record["split"] + ("-online" if record.get("online") else "")
+        name = predictor_of(record)
+        prefix = record["split"] + (f"-{name}" if name else "")
         for measure in ("accuracy", "loss"):
             values = record[measure]
             yield f"{prefix}/{measure}", sum(values) / len(values)

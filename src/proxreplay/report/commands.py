@@ -6,7 +6,6 @@ from typing import Any
 from proxreplay.errors import ProxreplayError
 from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.configure import configure
-from proxreplay.report.study import flat
 
 _OPTIONS = {"capacity": "--memory", "eval_every": "--eval-every", "threads": "--threads"}
 
@@ -18,12 +17,12 @@ def run_command(config: RunConfig) -> str:
     'proxreplay run split-digits --method lpr-er --seed 3 --set lpr.omega_0=4.0'
     """
     try:
-        given = flat(configure(config.benchmark, config.method))
+        given = configure(config.benchmark, config.method).flat()
     except ProxreplayError:  # not declared here: say everything
         given = {}
     words = ["proxreplay", "run", config.benchmark, "--method", config.method]
     words += ["--seed", str(config.seed)]
-    for key, value in flat(config).items():
+    for key, value in config.flat().items():
         if key in ("benchmark", "method", "seed") or (key in given and given[key] == value):
             continue
         option = _OPTIONS.get(key)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from proxreplay.evaluation import PairedDifference
-from proxreplay.report.study import Group, Run, Section, Study
+from proxreplay.experiments.results import StoredRun
+from proxreplay.report.grouping import Group, Section, Study
 from proxreplay.report.tables import Comparison, comparisons, paper_row_of
 
 FEW_SEEDS = 5
@@ -117,7 +118,8 @@ def study_warnings(study: Study) -> list[Caution]:
                 "there, the tables leave them out. Go on with: proxreplay resume FOLDER",
             )
         )
-    results_only = [run for run in study.runs if run.without_records]
+    done = [run for run in study.runs if run.status == "complete"]
+    results_only = [run for run in done if run.recorded is None]
     if results_only:
         text = f"Of {len(results_only)} of {len(study.runs)} runs only the results were kept: they "
         warnings.append(Caution("note", text + "are in the tables, but not in the curves."))
@@ -160,7 +162,7 @@ def _coarse_evaluation(section: Section) -> list[Caution]:
     coarse = max(intervals, default=1)
     if coarse == 1:
         return []
-    length = max((_batches_a_task(r) for r in section.runs), default=0.0)
+    length = max((_batches_per_task(r) for r in section.runs), default=0.0)
     much = 0 < COARSE_SHARE * length < coarse
     text = (
         f"Evaluated every {coarse} stream batches: WC-Acc is optimistic, the dip and the total "
@@ -173,19 +175,20 @@ def _coarse_evaluation(section: Section) -> list[Caution]:
     return warnings
 
 
-def _batches_a_task(run: Run) -> float:
-    if run.accuracy is None:
+def _batches_per_task(run: StoredRun) -> float:
+    if run.recorded is None:
         return 0.0
-    return float((run.accuracy.positions[-1] + 1) / (run.accuracy.tasks[-1] + 1))
+    path = run.recorded.accuracy
+    return float((path.positions[-1] + 1) / (path.tasks[-1] + 1))
 
 
 def _memory_not_full(section: Section) -> list[Caution]:
     for run in section.runs:
-        if run.config is None or run.accuracy is None or run.status != "complete":
+        if run.recorded is None or run.config is None or run.config.capacity is None:
             continue
-        if run.config.capacity is None:
+        if run.status != "complete":
             continue
-        arrived = int(run.accuracy.positions[-1] + 1) * run.config.batch_size
+        arrived = int(run.recorded.accuracy.positions[-1] + 1) * run.config.batch_size
         if arrived < run.config.capacity:
             text = (
                 f"The memory of {run.config.capacity:,} never filled: about {arrived:,} examples "
@@ -219,11 +222,11 @@ def _line(problem: str | None, *, first: bool = False) -> str:
     return line if line.endswith(".") else f"{line}."
 
 
-def _count(runs: Sequence[Run]) -> str:
+def _count(runs: Sequence[StoredRun]) -> str:
     return "1 run is" if len(runs) == 1 else f"{len(runs)} runs are"
 
 
-def _names(runs: Sequence[Run], most: int = 6) -> str:
+def _names(runs: Sequence[StoredRun], most: int = 6) -> str:
     names = ", ".join(run.folder.name for run in runs[:most])
     return names if len(runs) <= most else f"{names} and {len(runs) - most} more"
 

@@ -15,10 +15,11 @@ import numpy as np
 
 from proxreplay import __version__
 from proxreplay.errors import DataError
-from proxreplay.evaluation.metrics import Array
-from proxreplay.experiments.results import write_text
+from proxreplay.evaluation.measures import MAIN
+from proxreplay.evaluation.trajectory import Array
+from proxreplay.experiments.results import StoredRun, write_text
 from proxreplay.report.commands import run_command
-from proxreplay.report.curves import MEASURES, Curve, curves, task_accuracy_map
+from proxreplay.report.curves import Curve, curves, drawable, task_accuracy_map
 from proxreplay.report.findings import (
     FEW_SEEDS,
     headline,
@@ -26,9 +27,8 @@ from proxreplay.report.findings import (
     study_warnings,
     verdict,
 )
+from proxreplay.report.grouping import Cache, Group, Section, Study, read_study
 from proxreplay.report.paper import paper
-from proxreplay.report.study import Run, Section, Study, flat, read_study
-from proxreplay.report.tables import MEASURES as TABLE_MEASURES
 from proxreplay.report.tables import Table, comparisons, further_table, main_table, tables_of
 
 CURVES_AT_FIRST = 8  # more than that are switched off until asked for
@@ -62,7 +62,7 @@ def write_report(
     out: Path,
     *,
     reload_seconds: int | None = None,
-    cache: dict[Path, Any] | None = None,
+    cache: Cache | None = None,
 ) -> ReportSummary:
     """Write one HTML page about every run at or below the folders.
 
@@ -84,7 +84,7 @@ def write_tables(folders: Sequence[Path], out: Path) -> ReportSummary:
     return _summary(study, out)
 
 
-def _read_some(folders: Sequence[Path], cache: dict[Path, Any] | None = None) -> Study:
+def _read_some(folders: Sequence[Path], cache: Cache | None = None) -> Study:
     study = read_study(folders, cache)
     if not study.runs:
         named = ", ".join(str(folder) for folder in folders)
@@ -154,18 +154,18 @@ def _section(number: int, section: Section) -> dict[str, Any]:
     }
 
 
-def _with_map(section: Section) -> list[Any]:
-    shown = [g for g in section.groups if any(run.accuracy is not None for run in g.runs)]
+def _with_map(section: Section) -> list[Group]:
+    shown = [g for g in section.groups if any(run.recorded is not None for run in g.runs)]
     return shown[:MAPS] if section.tasks > 1 else []
 
 
 def _protocol(section: Section) -> str:
     """How the runs were made, as far as they all agree."""
-    configs = [flat(run.config) for run in section.runs if run.config is not None]
+    configs = [run.config.flat() for run in section.runs if run.config is not None]
     words = {
         "batch_size": "stream batches of {}",
         "replay_batch": "{} replayed",
-        "steps_per_batch": "{} SGD steps a batch",
+        "steps_per_batch": "{} SGD steps per batch",
         "lr": "learning rate {}",
         "eval_every": "evaluated every {} batches",
     }
@@ -184,7 +184,8 @@ def _protocol(section: Section) -> str:
 
 def _table(table: Table) -> dict[str, Any]:
     return {
-        "columns": table.columns,
+        "columns": [measure.label for measure in table.columns],
+        "legend": " ".join(f"{measure.label}: {measure.about}" for measure in table.columns),
         "rows": [
             {
                 "label": row.label,
@@ -193,14 +194,14 @@ def _table(table: Table) -> dict[str, Any]:
                     None
                     if value is None
                     else {
-                        "mean": f"{value.mean:.{_digits(name)}f}",
+                        "mean": f"{value.mean:.{measure.digits}f}",
                         "error": ""
                         if math.isnan(value.standard_error)
-                        else f"{value.standard_error:.{_digits(name)}f}",
+                        else f"{value.standard_error:.{measure.digits}f}",
                         "seeds": value.seeds,
                         "best": table.is_best(row, i),
                     }
-                    for i, (name, value) in enumerate(
+                    for i, (measure, value) in enumerate(
                         zip(table.columns, row.estimates, strict=True)
                     )
                 ],
@@ -210,10 +211,6 @@ def _table(table: Table) -> dict[str, Any]:
     }
 
 
-def _digits(column: str) -> int:
-    return 2 if column == "Minutes" else 4
-
-
 def _differences(section: Section) -> dict[str, Any] | None:
     found = comparisons(section)
     if not found:
@@ -221,8 +218,8 @@ def _differences(section: Section) -> dict[str, Any] | None:
     rows = []
     for one in found:
         cells: list[dict[str, Any] | None] = []
-        for measure in TABLE_MEASURES:
-            d = one.differences.get(measure)
+        for measure in MAIN:
+            d = one.differences.get(measure.key)
             if d is None:
                 cells.append(None)
                 continue
@@ -239,33 +236,31 @@ def _differences(section: Section) -> dict[str, Any] | None:
         rows.append(
             {"label": one.group.label, "base": one.base.label, "seeds": one.seeds, "cells": cells}
         )
-    return {"columns": list(TABLE_MEASURES.values()), "rows": rows}
+    return {"columns": [measure.label for measure in MAIN], "rows": rows}
 
 
-def _run(run: Run) -> dict[str, Any]:
+def _run(run: StoredRun) -> dict[str, Any]:
     measures = run.measures
-    done = None if run.accuracy is None else int(run.accuracy.positions[-1]) + 1
+    done = None if run.recorded is None else int(run.recorded.accuracy.positions[-1]) + 1
     return {
         "name": run.folder.name,
         "folder": str(run.folder),
         "status": run.status,
         "problem": run.problem,
         "seed": None if run.config is None else run.config.seed,
-        "numbers": [f"{measures[m]:.4f}" if m in measures else "-" for m in TABLE_MEASURES],
-        "minutes": None if run.minutes is None else _duration(run.minutes),
+        "numbers": " · ".join(
+            f"{m.label} {measures[m.key]:.{m.digits}f}" for m in MAIN if m.key in measures
+        ),
+        "minutes": f"{measures['minutes']:.2f}" if "minutes" in measures else None,
         "batches": done,
         "command": None if run.config is None else run_command(run.config),
         "settings": []
         if run.config is None
-        else [(k, str(v)) for k, v in flat(run.config).items()],
+        else [(k, str(v)) for k, v in run.config.flat().items()],
         "test_accuracy": (
             [f"{a:.3f}" for a in run.result.test_accuracy] if run.result is not None else []
         ),
     }
-
-
-def _duration(minutes: float) -> str:
-    return f"{minutes:.1f} minutes" if minutes >= 2 else f"{60 * minutes:.1f} seconds"
 
 
 def _environment(study: Study) -> list[tuple[str, str]]:
@@ -287,16 +282,16 @@ def _data(section: Section) -> dict[str, Any]:
     shown = set(_best_first(section)[:CURVES_AT_FIRST])
     points = 600 if len(labels) <= 12 else 300
     measures = []
-    for measure in MEASURES.values() if section.tasks else ():
+    for measure in drawable(section) if section.tasks else ():
         drawn = curves(section, measure, points)
         if drawn:
             measures.append(
                 {
-                    "name": measure.name,
-                    "title": measure.title,
+                    "name": measure.key,
+                    "title": measure.label,
                     "about": measure.about,
                     "x": measure.x,
-                    "kind": measure.kind,
+                    "kind": measure.scale,
                     "curves": [{"group": c.index, **_numbers(c)} for c in drawn],
                 }
             )
@@ -304,7 +299,7 @@ def _data(section: Section) -> dict[str, Any]:
         "tasks": section.tasks,
         "labels": labels,
         "shown": [label in shown for label in labels],
-        "seeds": [sum(r.accuracy is not None for r in g.runs) for g in section.groups],
+        "seeds": [sum(r.recorded is not None for r in g.runs) for g in section.groups],
         "measures": measures,
     }
 
@@ -330,7 +325,7 @@ def _numbers(curve: Curve) -> dict[str, list[float | None]]:
 
 
 def _rounded(values: Array) -> list[float | None]:
-    return [None if math.isnan(v) else round(v, 4) for v in values.tolist()]
+    return [round(v, 4) if math.isfinite(v) else None for v in values.tolist()]
 
 
 def _json(value: Any) -> str:
@@ -340,7 +335,7 @@ def _json(value: Any) -> str:
 
 
 def _map(label: str, accuracy: Array) -> dict[str, Any]:
-    """Accuracy on each task over time as a tiny picture, a pixel a value."""
+    """Accuracy on each task over time as a tiny picture, one pixel per value."""
     from matplotlib import colormaps
     from PIL import Image
 

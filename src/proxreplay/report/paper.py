@@ -1,6 +1,7 @@
 """The paper's numbers as data (`paper.json`), found by benchmark, method and memory."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -17,6 +18,7 @@ _METHODS = {
     **{base: base.upper() for base in ("er", "der", "ema", "lode", "aop", "agem")},
     **{f"lpr-{base}": f"LPR({base.upper()})" for base in ("er", "der", "ema", "lode")},
 }
+_COLUMNS = ("acc", "aaa", "wc_acc")
 # The memory that the table of projection baselines states for each benchmark.
 _PROJECTION_MEMORY = {"cifar100": 2000, "tinyimagenet": 4000, "clear": 2000}
 
@@ -31,16 +33,12 @@ class PaperRow:
 
     Args:
         method: as the paper prints it.
-        acc: final test accuracy.
-        aaa: average anytime accuracy.
-        wc_acc: worst-case accuracy.
+        measures: Acc, AAA and WC-Acc by key.
         note: what to know before comparing.
     """
 
     method: str
-    acc: Estimate
-    aaa: Estimate
-    wc_acc: Estimate
+    measures: Mapping[str, Estimate]
     note: str | None = None
 
 
@@ -60,7 +58,7 @@ def paper_row(benchmark: str, method: str, memory: int | None) -> PaperRow | Non
         memory: examples remembered; None for a memory without limit.
 
     >>> row = paper_row("split-cifar100", "lpr-er", 2000)
-    >>> row.acc
+    >>> row.measures["acc"]
     Estimate(mean=0.3334, standard_error=0.0056, seeds=10)
     """
     data, name = _BENCHMARKS.get(benchmark), _METHODS.get(method)
@@ -79,5 +77,8 @@ def paper_row(benchmark: str, method: str, memory: int | None) -> PaperRow | Non
         numbers = table.get(str(memory), {}).get(name)
     if numbers is None:
         return None
-    acc, aaa, wc_acc = (Estimate(numbers[i], numbers[i + 1], seeds) for i in (0, 2, 4))
-    return PaperRow(name, acc, aaa, wc_acc, ONLINE_NOTE if "EMA" in name else None)
+    measures = {
+        key: Estimate(mean, error, seeds)
+        for key, mean, error in zip(_COLUMNS, numbers[::2], numbers[1::2], strict=True)
+    }
+    return PaperRow(name, measures, ONLINE_NOTE if "EMA" in name else None)

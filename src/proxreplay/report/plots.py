@@ -5,23 +5,18 @@ touched. `FIGURES` names them for the command line.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from proxreplay.errors import DataError
-from proxreplay.evaluation import Trajectory, estimate
-from proxreplay.report.curves import (
-    MEASURES,
-    Curve,
-    Measure,
-    curves,
-    from_trajectories,
-    task_accuracy_map,
-)
+from proxreplay.evaluation import Measure, estimate
+from proxreplay.evaluation.measures import BY_KEY
+from proxreplay.report.curves import Curve, curves, task_accuracy_map
+from proxreplay.report.grouping import Group, Section
 from proxreplay.report.paper import paper
-from proxreplay.report.study import Group, Section
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,37 +45,14 @@ def save(figure: "Figure", path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def anytime_accuracy(trajectories: Mapping[str, Sequence[Trajectory]], path: Path) -> None:
-    """Accuracy over all tasks seen so far, against progress through the tasks, a line a method.
-
-    Args:
-        trajectories: label of the method -> one trajectory a seed.
-        path: the picture to write; its ending decides the format.
-    """
-    drawn = [from_trajectories(name, i, ps) for i, (name, ps) in enumerate(trajectories.items())]
-    tasks = max(int(p.tasks[-1]) + 1 for paths in trajectories.values() for p in paths)
-    figure, (axes,) = _figure(1, WIDE)
-    _draw(axes, MEASURES["accuracy"], drawn, tasks)
-    _legend(figure, axes)
-    save(figure, path)
-
-
-def over_time(section: Section, name: str) -> "Figure":
-    """One measure over the stream, a line a method.
-
-    Args:
-        section: what to draw.
-        name: of a measure in `curves.MEASURES`.
-    """
-    figure, (axes,) = _figure(1, WIDE)
-    _measure(axes, section, MEASURES[name])
-    _legend(figure, axes)
-    return figure
+def over_time(section: Section, key: str) -> "Figure":
+    """One measure over the stream, one line per method."""
+    return _panels(section, [key], size=WIDE)
 
 
 def task_maps(section: Section) -> "Figure":
-    """Accuracy on every task over time, one map a method."""
-    groups = [g for g in section.groups if any(run.accuracy is not None for run in g.runs)]
+    """Accuracy on every task over time, one map per method."""
+    groups = [g for g in section.groups if any(run.recorded is not None for run in g.runs)]
     _need(groups, section, "evaluations")
     columns = min(len(groups), 3)
     rows = -(-len(groups) // columns)
@@ -113,17 +85,17 @@ def task_maps(section: Section) -> "Figure":
 
 def gradient_ratios(section: Section) -> "Figure":
     """The paper's Figure 2: how much LPR shrinks the gradients of replayed and of new data."""
-    return _panels(section, ["ratio-replay", "ratio-new"])
+    return _panels(section, ["ratio_replay", "ratio_new"])
 
 
 def figure_1(section: Section) -> "Figure":
     """The paper's Figure 1: drift, total variation and accuracy on the first task's examples."""
-    return _panels(section, ["drift", "variation-first", "first-task"])
+    return _panels(section, ["drift", "variation_first", "first_task"])
 
 
 def appendix(section: Section) -> "Figure":
     """The paper's appendix: accuracy and loss over all seen tasks, and their variation."""
-    return _panels(section, ["variation", "variation-loss", "accuracy", "loss"], columns=2)
+    return _panels(section, ["variation_seen", "variation_loss", "accuracy", "loss"], columns=2)
 
 
 def sensitivity(section: Section) -> "Figure":
@@ -133,7 +105,8 @@ def sensitivity(section: Section) -> "Figure":
     """
     found = _by_refresh(section)
     _need(found, section, "runs of lpr-er with different refresh.every or refresh.samples")
-    figure, (left, right) = _figure(2, PANEL)
+    figure = _blank((2 * PANEL[0], PANEL[1]))
+    left, right = figure.subplots(1, 2)
     intervals = sorted({every for points in found.values() for every in points})
     for (share, points), colour in zip(sorted(found.items()), COLOURS[1:], strict=False):
         every = sorted(points)
@@ -167,12 +140,12 @@ def sensitivity(section: Section) -> "Figure":
 
 
 FIGURES: Mapping[str, Callable[[Section], "Figure"]] = {
-    "accuracy": lambda section: over_time(section, "accuracy"),
-    "worst-case": lambda section: over_time(section, "worst-case"),
-    "variation": lambda section: over_time(section, "variation"),
-    "loss": lambda section: over_time(section, "loss"),
-    "drift": lambda section: over_time(section, "drift"),
-    "time": lambda section: over_time(section, "time"),
+    "accuracy": partial(over_time, key="accuracy"),
+    "worst-case": partial(over_time, key="wc_acc"),
+    "variation": partial(over_time, key="variation_seen"),
+    "loss": partial(over_time, key="loss"),
+    "drift": partial(over_time, key="drift"),
+    "time": partial(over_time, key="time"),
     "tasks": task_maps,
     "gradients": gradient_ratios,
     "sensitivity": sensitivity,
@@ -191,27 +164,24 @@ def _blank(size: tuple[float, float]) -> "Figure":
     return Figure(figsize=size, layout="constrained")
 
 
-def _figure(count: int, size: tuple[float, float]) -> tuple["Figure", Sequence["Axes"]]:
-    figure = _blank((size[0] * count, size[1]))
-    return figure, list(figure.subplots(1, count, squeeze=False)[0])
-
-
-def _panels(section: Section, names: Sequence[str], columns: int | None = None) -> "Figure":
+def _panels(
+    section: Section,
+    keys: Sequence[str],
+    columns: int | None = None,
+    size: tuple[float, float] = PANEL,
+) -> "Figure":
     """Several measures side by side, one legend for all."""
-    columns = columns or len(names)
-    rows = -(-len(names) // columns)
-    figure = _blank((PANEL[0] * columns, PANEL[1] * rows))
+    columns = columns or len(keys)
+    rows = -(-len(keys) // columns)
+    figure = _blank((size[0] * columns, size[1] * rows))
     grid = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes, name in zip(grid, names, strict=True):
-        _measure(axes, section, MEASURES[name])
+    for axes, key in zip(grid, keys, strict=True):
+        measure = BY_KEY[key]
+        drawn = curves(section, measure) if section.tasks else []
+        _need(drawn, section, f"records for '{measure.label.lower()}'")
+        _draw(axes, measure, drawn, section.tasks)
     _legend(figure, grid[0])
     return figure
-
-
-def _measure(axes: "Axes", section: Section, measure: Measure) -> None:
-    drawn = curves(section, measure) if section.tasks else []
-    _need(drawn, section, f"records for '{measure.title.lower()}'")
-    _draw(axes, measure, drawn, section.tasks)
 
 
 def _draw(axes: "Axes", measure: Measure, drawn: Sequence[Curve], tasks: int) -> None:
@@ -230,9 +200,9 @@ def _draw(axes: "Axes", measure: Measure, drawn: Sequence[Curve], tasks: int) ->
         axes.set_xlim(left=0)
         axes.set_xlabel("minutes of learning")
     lowest = min(float(np.nanmin(curve.low)) for curve in drawn)
-    if measure.kind == "amount" or lowest < 0.25:
+    if measure.scale == "amount" or lowest < 0.25:
         axes.set_ylim(bottom=0)
-    axes.set_title(measure.title, fontsize=11)
+    axes.set_title(measure.label, fontsize=11)
     _tidy(axes)
 
 

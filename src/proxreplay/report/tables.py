@@ -1,46 +1,25 @@
 """Tables from one model: mean and standard error over seeds, ours beside the paper's.
 
-A `Table` is drawn on the terminal, as Markdown, LaTeX, CSV, or by the page.
+A `Table` is drawn on the terminal, as Markdown, LaTeX or CSV, or by the page.
 """
 
 import csv
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
-from proxreplay.evaluation import Estimate, PairedDifference, estimate, paired_difference
+from proxreplay.evaluation import MEASURES, Estimate, PairedDifference, estimate, paired_difference
+from proxreplay.evaluation.measures import MAIN, Measure
+from proxreplay.evaluation.trajectory import Array
 from proxreplay.experiments.results import Result
+from proxreplay.report.grouping import Group, Section, Study
 from proxreplay.report.paper import PaperRow, paper_row
-from proxreplay.report.study import Group, Section, Study
 
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
-MEASURES = {"acc": "Acc", "aaa": "AAA", "wc_acc": "WC-Acc"}
-FURTHER_MEASURES = {
-    "forgetting": "Forgetting",
-    "backward_transfer": "Backward transfer",
-    "variation_seen": "Variation, all seen",
-    "variation_first": "Variation, task 1",
-    "variation_loss": "Variation of loss",
-    "gap_depth": "Dip at switches",
-    "gap_recovery": "Recovered",
-    "minutes": "Minutes",
-}
-_LOWER_IS_BETTER = {
-    "Forgetting",
-    "Variation, all seen",
-    "Variation, task 1",
-    "Variation of loss",
-    "Dip at switches",
-    "Minutes",
-}
-# More of it can mean less to recover from, or more: nothing to print in bold.
-_NEITHER = {"Recovered"}
+FURTHER = tuple(m for m in MEASURES if m.number is not None and not m.main)
 
 
 @dataclass(frozen=True)
@@ -64,12 +43,12 @@ class Table:
 
     Args:
         title: what it is about.
-        columns: names of the measures.
-        rows: one a method, the paper's after ours.
+        columns: the measures.
+        rows: one per method, the paper's after ours.
     """
 
     title: str
-    columns: tuple[str, ...]
+    columns: tuple[Measure, ...]
     rows: tuple[Row, ...]
 
     def is_best(self, row: Row, column: int) -> bool:
@@ -78,13 +57,12 @@ class Table:
         Tied means that it is no further from the best than the standard error of their difference,
         ``sqrt(se^2 + se_best^2)``; without standard errors only the best itself is best.
         """
-        mine = row.estimates[column]
-        name = self.columns[column]
+        mine, better = row.estimates[column], self.columns[column].better
         rivals = [r.estimates[column] for r in self.rows if r.source == row.source]
         known = [e for e in rivals if e is not None]
-        if mine is None or row.source == "difference" or name in _NEITHER or len(known) < 2:
+        if mine is None or row.source == "difference" or better is None or len(known) < 2:
             return False
-        sign = -1 if name in _LOWER_IS_BETTER else 1
+        sign = -1 if better == "lower" else 1
         best = max(known, key=lambda e: sign * e.mean)
         slack = math.hypot(mine.standard_error, best.standard_error)
         return abs(best.mean - mine.mean) <= (0.0 if math.isnan(slack) else slack)
@@ -94,13 +72,13 @@ class Table:
 
 
 def comparison_rows(results: Mapping[str, Sequence[Result]]) -> list[Row]:
-    """A row a method, and for two methods their difference, seed by seed.
+    """One row per method, and for two methods their difference, seed by seed.
 
     Args:
-        results: label of the method -> one result a seed, in the same order of seeds.
+        results: label of the method -> one result per seed, in the same order of seeds.
     """
     values = {
-        method: [_known(getattr(r, measure) for r in runs) for measure in MEASURES]
+        method: [_known(r.measures[measure.key] for r in runs) for measure in MAIN]
         for method, runs in results.items()
     }
     rows = [Row(method, tuple(map(_estimate, columns))) for method, columns in values.items()]
@@ -116,12 +94,12 @@ def main_table(section: Section) -> Table:
     """Acc, AAA and WC-Acc of a section, the paper's numbers under ours where it has them."""
     rows = []
     for group in section.groups:
-        rows.append(_group_row(group, MEASURES))
+        rows.append(_group_row(group, MAIN))
         theirs = paper_row_of(section, group)
         if theirs is not None:
-            numbers = (theirs.acc, theirs.aaa, theirs.wc_acc)
+            numbers = tuple(theirs.measures.get(measure.key) for measure in MAIN)
             rows.append(Row(theirs.method.replace("(", " ("), numbers, "paper"))
-    return Table(section.title, tuple(MEASURES.values()), tuple(rows))
+    return Table(section.title, MAIN, tuple(rows))
 
 
 def paper_row_of(section: Section, group: Group) -> PaperRow | None:
@@ -133,14 +111,9 @@ def paper_row_of(section: Section, group: Group) -> PaperRow | None:
 
 def further_table(section: Section) -> Table:
     """Stability and time: every other measure that at least one run has."""
-    rows = tuple(_group_row(group, FURTHER_MEASURES) for group in section.groups)
-    kept = [i for i in range(len(FURTHER_MEASURES)) if any(row.estimates[i] for row in rows)]
-    names = list(FURTHER_MEASURES.values())
-    return Table(
-        section.title,
-        tuple(names[i] for i in kept),
-        tuple(Row(r.label, tuple(r.estimates[i] for i in kept), r.source) for r in rows),
-    )
+    groups = section.groups
+    kept = tuple(m for m in FURTHER if any(group.values(m.key) for group in groups))
+    return Table(section.title, kept, tuple(_group_row(group, kept) for group in groups))
 
 
 @dataclass(frozen=True)
@@ -162,30 +135,30 @@ def comparisons(section: Section) -> list[Comparison]:
         if base is None:
             continue
         differences, better, seeds = {}, {}, 0
-        for measure in MEASURES:
-            ours, theirs = group.values(measure), base.values(measure)
+        for measure in MAIN:
+            ours, theirs = group.values(measure.key), base.values(measure.key)
             shared = sorted(ours.keys() & theirs.keys())
             if not shared:
                 continue
             first, second = (np.array([v[s] for s in shared]) for v in (theirs, ours))
-            differences[measure] = paired_difference(first, second)
-            better[measure] = int((second > first).sum())
+            differences[measure.key] = paired_difference(first, second)
+            better[measure.key] = int((second > first).sum())
             seeds = max(seeds, len(shared))
         if differences:
             found.append(Comparison(group, base, seeds, differences, better))
     return found
 
 
-def _group_row(group: Group, measures: Mapping[str, str]) -> Row:
-    values = [np.array(list(group.values(measure).values())) for measure in measures]
+def _group_row(group: Group, measures: Sequence[Measure]) -> Row:
+    values = [_known(group.values(measure.key).values()) for measure in measures]
     return Row(group.label, tuple(_estimate(v) for v in values))
 
 
-def _known(values: object) -> np.ndarray:
-    return np.array([v for v in values if v is not None], dtype=np.float64)  # type: ignore[attr-defined]
+def _known(values: Iterable[float | None]) -> Array:
+    return np.array([v for v in values if v is not None], dtype=np.float64)
 
 
-def _estimate(values: np.ndarray) -> Estimate | None:
+def _estimate(values: Array) -> Estimate | None:
     return estimate(values) if len(values) else None
 
 
@@ -214,23 +187,10 @@ def _label(row: Row) -> str:
     return f"{row.label}, paper" if row.source == "paper" else row.label
 
 
-def to_rich(table: Table) -> "RichTable":
-    """For the terminal."""
-    from rich.markup import escape
-    from rich.table import Table as RichTable
-
-    drawn = RichTable("Method", *table.columns, title=escape(table.title), title_justify="left")
-    styles = {"ours": None, "paper": "dim", "difference": "bold"}
-    for row in table.rows:
-        cells = _cells(table, row, "[bold]{}[/bold]")
-        drawn.add_row(escape(_label(row)), *cells, style=styles[row.source])
-    return drawn
-
-
 def to_markdown(table: Table) -> str:
     """For READMEs and issues."""
     lines = [
-        "| Method | " + " | ".join(table.columns) + " |",
+        "| Method | " + " | ".join(m.label for m in table.columns) + " |",
         "|---" + "|---:" * len(table.columns) + "|",
     ]
     for row in table.rows:
@@ -244,7 +204,7 @@ def to_latex(table: Table) -> str:
     lines = [
         r"\begin{tabular}{l" + "r" * len(table.columns) + "}",
         r"\toprule",
-        " & ".join(["Method", *map(_latex, table.columns)]) + r" \\",
+        " & ".join(["Method", *(_latex(m.label) for m in table.columns)]) + r" \\",
         r"\midrule",
     ]
     for row in table.rows:
@@ -265,7 +225,7 @@ def _latex(text: str) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """For spreadsheets: numbers in full, one line for every method and measure."""
+    """For spreadsheets: numbers in full, one line per method and measure."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["table", "method", "source", "measure", "mean", "standard_error", "seeds"])
@@ -275,13 +235,13 @@ def to_csv(table: Table) -> str:
                 continue
             error = "" if math.isnan(value.standard_error) else repr(value.standard_error)
             numbers = [repr(value.mean), error, value.seeds]
-            writer.writerow([table.title, row.label, row.source, column, *numbers])
+            writer.writerow([table.title, row.label, row.source, column.label, *numbers])
     return buffer.getvalue()
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """Rows of the three main measures as a Markdown table."""
-    return to_markdown(Table("", tuple(MEASURES.values()), tuple(rows)))
+    return to_markdown(Table("", MAIN, tuple(rows)))
 
 
 FORMATS: Mapping[str, Callable[[Table], str]] = {

@@ -3,12 +3,11 @@
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from proxreplay.errors import InputError
-from proxreplay.experiments.results import find_runs
+from proxreplay.experiments.results import find_runs, fingerprint
+from proxreplay.report.grouping import Cache
 from proxreplay.report.page import ReportSummary, write_report
-from proxreplay.report.study import fingerprint
 
 
 def watch_report(
@@ -34,7 +33,7 @@ def watch_report(
     if interval <= 0:
         raise InputError(f"watch_report: interval={interval}; give more than 0 seconds.")
     stop = threading.Event() if stop is None else stop
-    cache: dict[Path, Any] = {}
+    cache: Cache = {}
     last: object = None
     while True:
         there = [folder for folder in folders if folder.is_dir()]

@@ -21,18 +21,18 @@ class RepresentationDrift:
 
         drift = 1/n sum_i sum_j ||Z_i(j+1) - Z_i(j)||_2,
 
-    a layer at a time, and for all layers together with their outputs side by side as one ``Z_i``.
-    ``mode="official"`` is what the released code computes instead: the first 100 examples,
+    per layer, and for all layers together with their outputs side by side as one ``Z_i``.
+    ``mode="authors"`` is what the authors' code computes instead: the first 100 examples,
     ``||Z(j+1) - Z(j)||_F / n`` over all of them, accumulated as the root of the sum of squares
-    over steps, and the first step compared with zero. Of a Linear the raw outputs count, before any
-    masking; where it has grown, the outputs that it had before.
+    over steps, and the first step compared with zero. Of a Linear layer the raw outputs count,
+    before any masking; if it has grown, only the outputs that it had before.
 
     Args:
         model: whose modules are watched.
         inputs: ``[n, ...]``, as the model sees them: held-out examples of the first task.
         layers: names of modules; None for the direct children that have parameters.
-        mode: ``paper`` or ``official``.
-        batch_size: examples a forward pass.
+        mode: ``paper`` or ``authors``.
+        batch_size: examples per forward pass.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -49,13 +49,13 @@ class RepresentationDrift:
         inputs: Tensor,
         layers: Sequence[str] | None = None,
         *,
-        mode: Literal["paper", "official"] = "paper",
+        mode: Literal["paper", "authors"] = "paper",
         batch_size: int = 500,
     ) -> None:
         if len(inputs) == 0:
             raise InputError("RepresentationDrift: no inputs; give at least one example.")
-        if mode not in ("paper", "official"):
-            raise InputError(f"RepresentationDrift: mode={mode!r}; give 'paper' or 'official'.")
+        if mode not in ("paper", "authors"):
+            raise InputError(f"RepresentationDrift: mode={mode!r}; give 'paper' or 'authors'.")
         if layers is None:
             layers = [
                 name for name, m in model.named_children() if any(True for _ in m.parameters())
@@ -67,7 +67,7 @@ class RepresentationDrift:
                 "choose among model.named_modules()."
             )
         self.model = model
-        self.inputs = inputs[:100] if mode == "official" else inputs
+        self.inputs = inputs[:100] if mode == "authors" else inputs
         self.names = tuple(layers)
         self.mode = mode
         self.batch_size = batch_size

@@ -15,8 +15,8 @@ from proxreplay.evaluation.diagnostics.borrow import borrowed_gradients
 from proxreplay.proximal.rules.base import GradientRule
 
 Loss = Callable[[nn.Module, Batch, Batch | None], Tensor]
-Part = Literal["new", "replay", "all"]
-PARTS: tuple[Part, ...] = ("new", "replay", "all")
+Source = Literal["new", "replay", "all"]  # where the examples of a gradient come from
+SOURCES: tuple[Source, ...] = ("new", "replay", "all")
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Ratios:
         lr: the learning rate.
     """
 
-    overall: Mapping[Part, float]
-    layers: Mapping[str, Mapping[Part, float]]
+    overall: Mapping[Source, float]
+    layers: Mapping[str, Mapping[Source, float]]
     lr: float | None = None
 
     @property
@@ -41,8 +41,8 @@ class Ratios:
     def record(self) -> dict[str, Any]:
         """What goes into the records; a ratio that does not exist is None."""
 
-        def plain(ratios: Mapping[Part, float]) -> dict[str, float | None]:
-            return {part: None if value != value else value for part, value in ratios.items()}
+        def plain(ratios: Mapping[Source, float]) -> dict[str, float | None]:
+            return {source: None if value != value else value for source, value in ratios.items()}
 
         return {
             "kind": "gradient",
@@ -55,11 +55,11 @@ class Ratios:
 class GradientRatios:
     """How much a rule shrinks the gradient of new and of replayed data (the paper's Figure 2).
 
-    Wrap the loss a learner is given. Every ``every``-th call measures, from the graph that the
-    training step is made with, and hands the ratios to ``on_ratios``; the loss is returned as it
-    was. The part of a gradient is that which flows through the outputs of its examples: in
-    ``D = dL/d outputs``, the rows of the other part are set to zero. So the parts of any loss add
-    up to its whole gradient, also where BatchNorm couples the examples.
+    Wrap the loss that a learner is given. Every ``every``-th call measures, on the graph of the
+    training step, and hands the ratios to ``on_ratios``; the loss itself is returned unchanged. The
+    gradient of one source is what flows through the outputs of its examples: in
+    ``D = dL/d outputs`` the rows of the other source are set to zero. So both sources add up to the
+    whole gradient for any loss, also where BatchNorm couples the examples.
 
     Args:
         model: whose gradients are looked at.
@@ -108,14 +108,14 @@ class GradientRatios:
     ) -> Ratios:
         parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         gradients = _split_gradients(loss, calls, parameters, incoming, replay)
-        norms = {part: _norms(self.model, gradients[part], self.rule) for part in PARTS}
+        norms = {source: _norms(self.model, gradients[source], self.rule) for source in SOURCES}
         changed = {name for one in norms.values() for name, n in one.items() if n.changed}
         treated = sorted(changed or norms["all"])  # before the first refresh every ratio is 1
         lr = None if self.optimizer is None else float(self.optimizer.param_groups[0]["lr"])
         return Ratios(
-            {part: _ratio(norms[part][layer] for layer in treated) for part in PARTS},
+            {source: _ratio(norms[source][layer] for layer in treated) for source in SOURCES},
             {
-                layer: {part: _ratio([norms[part][layer]]) for part in PARTS}
+                layer: {source: _ratio([norms[source][layer]]) for source in SOURCES}
                 for layer in sorted(changed)
             },
             lr,
@@ -164,15 +164,15 @@ def _outputs(model: nn.Module) -> Iterator[list[_Call]]:
         handle.remove()
 
 
-def _rows_of(part: Part, call: _Call, incoming: Batch, replay: Batch | None) -> Tensor:
-    """``[rows]``: 1 for the examples of a part in one call of the model, 0 for the others."""
+def _rows_of(source: Source, call: _Call, incoming: Batch, replay: Batch | None) -> Tensor:
+    """``[rows]``: 1 for the examples of a source in one call of the model, 0 for the others."""
     x, new = call.inputs, incoming.inputs
     is_new = torch.zeros(len(x), dtype=call.output.dtype, device=call.output.device)
     if len(x) >= len(new) and torch.equal(x[: len(new)], new):
         is_new[: len(new)] = 1
     elif replay is not None and len(x) > len(new) and torch.equal(x[-len(new) :], new):
         is_new[-len(new) :] = 1
-    return is_new if part == "new" else 1 - is_new
+    return is_new if source == "new" else 1 - is_new
 
 
 def _split_gradients(
@@ -181,13 +181,13 @@ def _split_gradients(
     parameters: Mapping[str, nn.Parameter],
     incoming: Batch,
     replay: Batch | None,
-) -> dict[Part, dict[str, Tensor]]:
-    """The gradient of each part by parameter, from the graph that is there; it stays usable."""
+) -> dict[Source, dict[str, Tensor]]:
+    """The gradient of each source, by parameter, from the graph that is there; it stays usable."""
     D = torch.autograd.grad(loss, [c.output for c in calls], retain_graph=True, allow_unused=True)
     used = [(call, d) for call, d in zip(calls, D, strict=True) if d is not None]
-    gradients: dict[Part, dict[str, Tensor]] = {}
-    for part in ("new", "replay"):
-        masks = [_rows_of(part, call, incoming, replay) for call, _ in used]
+    gradients: dict[Source, dict[str, Tensor]] = {}
+    for source in ("new", "replay"):
+        masks = [_rows_of(source, call, incoming, replay) for call, _ in used]
         found = torch.autograd.grad(
             [call.output for call, _ in used],
             list(parameters.values()),
@@ -195,7 +195,7 @@ def _split_gradients(
             retain_graph=True,
             allow_unused=True,
         )
-        gradients[part] = {
+        gradients[source] = {
             name: torch.zeros_like(parameter) if gradient is None else gradient
             for (name, parameter), gradient in zip(parameters.items(), found, strict=True)
         }

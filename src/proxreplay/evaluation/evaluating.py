@@ -16,8 +16,8 @@ class Evaluation:
     """What one pass over the held-out examples of several tasks gave.
 
     Args:
-        accuracy: one number a task.
-        loss: mean cross-entropy, one number a task.
+        accuracy: one number per task.
+        loss: mean cross-entropy, one number per task.
     """
 
     accuracy: list[float]
@@ -36,7 +36,7 @@ def evaluate(
     Args:
         logits: from stored inputs ``[n, ...]`` to logits ``[n, classes]``, in evaluation mode.
         tasks: held-out examples of every task.
-        batch_size: examples a forward pass.
+        batch_size: examples per forward pass.
     """
     inputs = torch.cat([task.inputs for task in tasks])
     labels = torch.cat([task.labels for task in tasks])

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from proxreplay.evaluation import average_forgetting, stability_gaps
-from proxreplay.experiments.results import find_runs, trajectory
+from proxreplay.experiments.results import StoredRun, find_runs, trajectory
 from proxreplay.report.commands import run_command
 from proxreplay.report.findings import study_warnings
+from proxreplay.report.grouping import Cache, read_study
 from proxreplay.report.page import render
-from proxreplay.report.study import Run, read_study
 from tests.report.synthetic import write_run
 
 
-def only_run(folder: Path) -> Run:
+def only_run(folder: Path) -> StoredRun:
     (run,) = read_study([folder]).runs
     return run
 
@@ -87,7 +87,7 @@ def test_measures_are_those_of_the_records(tmp_path: Path) -> None:
     path = trajectory(stored.records)
     measures = only_run(folder).measures
     assert stored.result is not None
-    assert measures["acc"] == stored.result.acc
+    assert measures["acc"] == stored.result.measures["acc"]
     assert measures["forgetting"] == pytest.approx(average_forgetting(path))
     depth = np.mean([gap.depth for gap in stability_gaps(path)])
     assert measures["gap_depth"] == pytest.approx(depth)
@@ -95,15 +95,13 @@ def test_measures_are_those_of_the_records(tmp_path: Path) -> None:
 
 
 def test_diagnostics_and_the_online_network_are_read(tmp_path: Path) -> None:
-    run = only_run(write_run(tmp_path, "lpr-ema", online=True, diagnostics=True))
-    assert run.online is not None
-    assert run.accuracy is not None
-    np.testing.assert_allclose(run.online.accuracy, 0.9 * run.accuracy.accuracy)
+    run = only_run(write_run(tmp_path, "lpr-ema", online=True, diagnostics=True)).recorded
+    assert run is not None
+    np.testing.assert_allclose(run.predictors["online"].accuracy, 0.9 * run.accuracy.accuracy)
     assert run.drift is not None
     assert sorted(run.drift.values) == ["head", "stage1", "total"]
     assert run.gradients is not None
     assert np.isnan(run.gradients.values["replay"][0])
-    assert run.remembered == 50
 
 
 def test_runs_in_every_state(tmp_path: Path) -> None:
@@ -165,8 +163,8 @@ def test_a_run_kept_without_its_records_counts_in_tables_but_has_no_curve(tmp_pa
                 path.unlink()
         kept = only_run(folder)
         assert kept.status == "complete"
-        assert kept.without_records
-        assert not whole.without_records
+        assert kept.recorded is None
+        assert whole.recorded is not None
         assert kept.measures == {m: whole.measures[m] for m in ("acc", "aaa", "wc_acc")}
     study = read_study([tmp_path])
     (caution,) = study_warnings(study)
@@ -187,18 +185,18 @@ def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:
         file.write('{"kind": "evalu')
     run = only_run(folder)
     assert run.status == "incomplete"
-    assert run.accuracy is not None
-    assert run.accuracy.positions[-1] == 19
+    assert run.recorded is not None
+    assert run.recorded.accuracy.positions[-1] == 19
 
 
 def test_runs_that_did_not_change_are_not_read_again(tmp_path: Path) -> None:
     same = write_run(tmp_path / "same")
     other = write_run(tmp_path / "other", seed=1, stop_after=10)
-    cache: dict[Path, object] = {}
-    before = {run.folder: run for run in read_study([tmp_path], cache).runs}  # type: ignore[arg-type]
+    cache: Cache = {}
+    before = {run.folder: run for run in read_study([tmp_path], cache).runs}
     shutil.rmtree(other)
     write_run(other, seed=1, stop_after=30)
-    after = {run.folder: run for run in read_study([tmp_path], cache).runs}  # type: ignore[arg-type]
+    after = {run.folder: run for run in read_study([tmp_path], cache).runs}
     assert after[same] is before[same]
     assert after[other] is not before[other]
 

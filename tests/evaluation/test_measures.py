@@ -21,7 +21,7 @@ from proxreplay.evaluation import (
     variation_of_tasks,
     worst_case_accuracy,
 )
-from proxreplay.evaluation.metrics import variation_curve, worst_case_curve
+from proxreplay.evaluation.measures import variation_curve, worst_case_curve
 
 
 @st.composite
