@@ -9,7 +9,8 @@ from pathlib import Path
 if sys.platform == "win32":
     import msvcrt
 
-    def _acquire(descriptor: int, wait: bool) -> None:
+    def acquire(descriptor: int, wait: bool) -> None:
+        """Lock an open file until it is closed; moves its position."""
         # Other handles cannot read locked bytes, so lock one that is never written.
         os.lseek(descriptor, 1 << 30, os.SEEK_SET)
         while True:
@@ -22,7 +23,8 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-    def _acquire(descriptor: int, wait: bool) -> None:
+    def acquire(descriptor: int, wait: bool) -> None:
+        """Lock an open file until it is closed; BlockingIOError if it is locked already."""
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
@@ -43,7 +45,7 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
         try:
-            _acquire(descriptor, wait)
+            acquire(descriptor, wait)
             if not _is_at(descriptor, path):  # its last holder deleted it meanwhile
                 continue
             os.ftruncate(descriptor, 0)

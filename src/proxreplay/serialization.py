@@ -1,16 +1,18 @@
-"""State on disk: safetensors and JSON with checksums, written atomically, read without pickle.
+"""State on disk: one safetensors file with a checksum, replaced as a whole, read without pickle.
 
-A state is a folder. ``manifest.json`` names its parts and the size and SHA-256 of every file;
-everything else is data it points to, one JSON file a part for the structure and one safetensors
-file for its tensors:
+The structure of a state (dicts, lists, numbers) is JSON in the metadata of the file. Its tensors
+are the tensors of the file, so any safetensors reader can look into it:
 
-    manifest.json
-    memory-5b1c0e9f27d4a860.json
-    memory-0f64c8a91b7be233.safetensors
+    8 bytes   length of the header
+    header    {"__metadata__":{"format":"proxreplay-state","version":"2","sha256":"...",
+               "structure":"..."}, "model/0/weight":{"dtype":"F32", ...}, ...}
+    data      the tensors
 
-Data files carry the beginning of their checksum in their name, so that a new state is written
-beside the old one and takes over when the manifest is replaced, in one atomic step. Whoever is
-killed, or runs out of disk, at any moment leaves the old state or the new one, never a mixture.
+``sha256`` is that of the whole file with 64 zeros in its place. It finds damage, not forgery, so
+everything is checked against the size of the file before memory is taken.
+
+safetensors' own functions are not used: they need all tensors in memory twice or write through a
+temporary file of their own, which a killed process leaves behind.
 """
 
 import hashlib
@@ -21,34 +23,37 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
 from proxreplay.errors import CheckpointError, InputError
+from proxreplay.files import replacing
 
-FORMAT = "proxreplay-state"
-VERSION = 1
-MANIFEST = "manifest.json"
+STATE = "state.safetensors"
+VERSION = "2"
 
-_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_DATA_FILE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]{0,63})-[0-9a-f]{16}\.(json|safetensors)")
-_TEMPORARY = ".writing"
-_SUFFIXES = {"structure": "json", "tensors": "safetensors"}
+_FORMAT = "proxreplay-state"
+_MAGIC = b'{"__metadata__":{"format":"proxreplay-state","version":"'
+_UNSIGNED = "0" * 64
+_MOST = 2**24  # bytes of JSON; read into Python objects they take up to 25 times as much
 _DTYPES = {
-    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-    *(torch.int8, torch.int16, torch.int32, torch.int64, torch.complex64),
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-    *(torch.float8_e4m3fn, torch.float8_e5m2),
+    **{"BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "C64": torch.complex64},
+    **{"U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64},
+    **{"I16": torch.int16, "I32": torch.int32, "I64": torch.int64},
+    **{"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64},
+    **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
 }
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def save_state(path: Path | str, parts: Mapping[str, Any]) -> None:
-    """Write a state to a folder, in place of the one that is there.
+    """Write a state, in place of the one that is there.
 
     Args:
-        path: a folder: new, empty, or an earlier state.
+        path: a file if it ends in ``.safetensors``; otherwise a folder, in which the state is the
+            file ``state.safetensors``. What is missing is made.
         parts: nested dicts (keys str or int), lists, tuples, tensors, int, float, bool, str and
             None under a name for each part, such as ``model`` or ``memory``.
 
@@ -62,58 +67,89 @@ def save_state(path: Path | str, parts: Mapping[str, Any]) -> None:
     ...     load_state(folder)
     {'memory': {'size': 3, 'weights': tensor([1., 1., 1.])}}
     """
-    folder = Path(path)
-    for name in parts:
-        if not isinstance(name, str) or not _PART.fullmatch(name):
-            raise InputError(
-                f"save_state: a part named {name!r}; use letters, digits, '-' and '_', at most 64."
-            )
-    packed = {name: _pack(name, value) for name, value in parts.items()}
-    with _writing(folder):
-        _prepare(folder)
-        listed = {
-            name: _write_part(folder, name, structure, tensors)
-            for name, (structure, tensors) in packed.items()
-        }
-        _sync(folder)
-        write_atomically(folder / MANIFEST, _seal(listed))
-        _clean(folder, listed)
+    path = Path(path)
+    file = path if path.suffix == ".safetensors" and not path.is_dir() else path / STATE
+    header, tensors = _pack(parts)
+    try:
+        _refuse_foreign(file)
+        with replacing(file) as out:
+            digest = hashlib.sha256(header)
+            out.write(header)
+            for tensor in tensors:
+                data = tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data
+                digest.update(data)
+                out.write(data)
+            out.seek(header.index(_UNSIGNED.encode()))
+            out.write(digest.hexdigest().encode())
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: the state could not be written ({error}); an earlier state there is "
+            "intact. Make room on the disk, or choose a place that can be written to."
+        ) from error
+    with suppress(OSError):
+        if file.name == STATE and _is_version_1(file.parent):
+            remove_version_1(file.parent)
 
 
 def load_state(path: Path | str) -> dict[str, Any]:
-    """Read a state that `save_state` wrote; tensors are on the CPU.
+    """Read a state that `save_state` wrote, also one of version 1; tensors are on the CPU.
 
     Raises:
         CheckpointError: the state is missing, damaged, or of a version this one cannot read. The
-            message names the file and the part.
+            message names the file.
     """
-    folder = Path(path)
-    return {name: _read_part(folder, name, files) for name, files in _read_manifest(folder).items()}
+    path = Path(path)
+    file = path if path.is_file() else path / STATE
+    if file.name == STATE and not file.exists() and (path / _MANIFEST).exists():
+        return _load_version_1(path)
+    with _reading(file) as opened:
+        digest = hashlib.sha256()
+        metadata, tensors = _read_tensors(opened, digest)
+        if digest.hexdigest() != metadata["sha256"]:
+            raise ValueError("its checksum is wrong")
+        state = _decode(_parse(metadata["structure"]), tensors)
+        if not isinstance(state, dict):
+            raise ValueError("it is not a dict")
+        return state
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file by new content, on disk when this returns; readers see the old or the new."""
-    temporary = path.with_name(path.name + _TEMPORARY)
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    _sync(path.parent)
+def is_saved(path: Path) -> bool:
+    """Whether a state was ever saved here completely; `load_state` finds out if it still is."""
+    return path.is_file() or (path / STATE).exists() or (path / _MANIFEST).exists()
 
 
 # --- structures to JSON and back ------------------------------------------------------------------
 
 
-def _pack(part: str, value: Any) -> tuple[Any, dict[str, Tensor]]:
-    """The structure of a part as JSON values, and its tensors by name."""
+def _pack(parts: Mapping[str, Any]) -> tuple[bytes, list[Tensor]]:
+    """The header of a file, not signed yet, and its tensors in the order of their data."""
     tensors: dict[str, Tensor] = {}
-    return _encode(value, part, "", tensors, {}), tensors
+    try:
+        structure = json.dumps(_encode(dict(parts), "", tensors, {}), allow_nan=False)
+    except (RecursionError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"save_state: this state cannot be written as JSON ({error}).") from error
+    metadata = {"format": _FORMAT, "version": VERSION, "sha256": _UNSIGNED, "structure": structure}
+    listed: dict[str, Any] = {"__metadata__": metadata}
+    offset = 0
+    # wide numbers first, so that every tensor is aligned in the file
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
+    for name, tensor in ordered:
+        begin, offset = offset, offset + tensor.numel() * tensor.itemsize
+        entry = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape)}
+        listed[name] = {**entry, "data_offsets": [begin, offset]}
+    header = json.dumps(listed, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    if len(header) > _MOST:
+        raise InputError(
+            f"save_state: {len(header)} bytes of structure, at most {_MOST} can be saved; put long "
+            "lists of numbers into tensors."
+        )
+    return len(header).to_bytes(8, "little") + header, [tensor for _, tensor in ordered]
 
 
-def _encode(
-    value: Any, part: str, where: str, tensors: dict[str, Tensor], names: dict[Any, str]
-) -> Any:
+def _encode(value: Any, where: str, tensors: dict[str, Tensor], names: dict[Any, str]) -> Any:
     """A value as JSON; every JSON object has one key, which says what it stands for."""
     if value is None or isinstance(value, bool | str):
         return value
@@ -122,40 +158,36 @@ def _encode(
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"float": str(float(value))}
     if isinstance(value, Tensor):
-        return _encode_tensor(value, part, where, tensors, names)
+        return _encode_tensor(value, where, tensors, names)
     if isinstance(value, list | tuple):
-        items = [
-            _encode(item, part, f"{where}/{i}", tensors, names) for i, item in enumerate(value)
-        ]
+        items = [_encode(item, f"{where}/{i}", tensors, names) for i, item in enumerate(value)]
         return items if isinstance(value, list) else {"tuple": items}
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str | int) or isinstance(key, bool):
                 raise InputError(
-                    f"save_state: part '{part}' has the key {key!r} at '{where or '/'}'; "
-                    "keys must be str or int."
+                    f"save_state: the key {key!r} at '{where or '/'}'; keys must be str or int."
                 )
         return {
             "dict": [
-                [key, _encode(item, part, f"{where}/{key}", tensors, names)]
+                [key, _encode(item, f"{where}/{key}", tensors, names)]
                 for key, item in value.items()
             ]
         }
     raise InputError(
-        f"save_state: part '{part}' holds a {type(value).__name__} at '{where or '/'}'; only "
-        "dicts, lists, tuples, tensors, numbers, strings, bools and None can be saved."
+        f"save_state: a {type(value).__name__} at '{where}'; only dicts, lists, tuples, tensors, "
+        "numbers, strings, bools and None can be saved."
     )
 
 
 def _encode_tensor(
-    value: Tensor, part: str, where: str, tensors: dict[str, Tensor], names: dict[Any, str]
+    value: Tensor, where: str, tensors: dict[str, Tensor], names: dict[Any, str]
 ) -> Any:
     """A tensor as its name; one that appears twice is kept once, and its layout is kept too."""
-    if value.layout != torch.strided or value.device.type == "meta" or value.dtype not in _DTYPES:
+    if value.layout != torch.strided or value.device.type == "meta" or value.dtype not in _NAMES:
         raise InputError(
-            f"save_state: part '{part}' holds a tensor of {value.dtype}, {value.layout}, on "
-            f"{value.device} at '{where or '/'}'; only dense tensors of the dtypes that "
-            "safetensors knows can be saved."
+            f"save_state: a tensor of {value.dtype}, {value.layout}, on {value.device} at "
+            f"'{where}'; only dense tensors of the dtypes that safetensors knows can be saved."
         )
     value = value.detach().resolve_conj().resolve_neg()
     strides = value.stride()
@@ -164,11 +196,11 @@ def _encode_tensor(
     key = (value.data_ptr(), value.shape, strides, value.dtype, value.device)
     name = names.get(key) if value.numel() else None
     if name is None:
-        name = where.encode("ascii", "backslashreplace").decode() or "/"
-        while name in tensors:
+        name = where.removeprefix("/").encode("ascii", "backslashreplace").decode()
+        while name in tensors or name == "__metadata__":
             name += "'"
         names[key] = name
-        tensors[name] = (value.permute(order) if permuted else value).contiguous()
+        tensors[name] = value.permute(order) if permuted else value
     return {"tensor": [name, order] if permuted else [name]}
 
 
@@ -187,199 +219,138 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         return {key: _decode(item, tensors) for key, item in content}
     if kind == "tensor":
         name, *order = content
-        return tensors[name].permute(_inverse(order[0])) if order else tensors[name]
+        if not order:
+            return tensors[name]
+        return tensors[name].permute([order[0].index(dim) for dim in range(len(order[0]))])
     raise ValueError(f"unknown kind {kind!r}")
 
 
-def _inverse(order: list[int]) -> list[int]:
-    return sorted(range(len(order)), key=order.__getitem__)
+def _parse(text: str | bytes) -> Any:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"it holds {constant}")
 
-
-def _to_json(value: Any) -> bytes:
-    return json.dumps(value, indent=1, allow_nan=False).encode()
+    return json.loads(text, parse_constant=refuse)
 
 
 # --- files ----------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Turn what the disk refuses into an error that says what is still there."""
-    from safetensors import SafetensorError
-
+def _reading(file: Path, sha256: str | None = None) -> Iterator[IO[bytes]]:
+    """Open a file; whatever is wrong with it becomes an error that names it."""
+    if not file.is_file():
+        raise CheckpointError(f"{file}: missing; give a state that was saved completely.")
     try:
-        yield
-    except (OSError, SafetensorError) as error:
-        with suppress(OSError, CheckpointError):
-            _clean(folder, _read_manifest(folder) if is_saved(folder) else {})
+        with open(file, "rb") as opened:
+            if sha256 is not None and hashlib.file_digest(opened, "sha256").hexdigest() != sha256:
+                raise ValueError("its checksum is wrong")
+            opened.seek(0)
+            yield opened
+    except (OSError, LookupError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+        reason = str(error) if isinstance(error, ValueError) else repr(error)
         raise CheckpointError(
-            f"{folder}: the state could not be written ({error}); an earlier state there is "
-            "intact. Make room on the disk, or choose a folder that can be written to."
+            f"{file}: damaged or foreign: {reason}. Load an older state, or save it again from "
+            "where it is whole."
         ) from error
 
 
-def _prepare(folder: Path) -> None:
-    """Make the folder, or see that it is a state or empty."""
-    if not folder.exists():
-        folder.mkdir(parents=True)
-        _sync(folder.parent)
+def _read_tensors(opened: IO[bytes], digest: Any) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata and tensors of a safetensors file; the digest is told what was read."""
+    size = os.fstat(opened.fileno()).st_size
+    prefix = opened.read(8)
+    length = int.from_bytes(prefix, "little")
+    if not 0 < length <= min(_MOST, size - 8):
+        raise ValueError(f"{length} bytes of header in a file of {size}")
+    header = opened.read(length)
+    listed = _parse(header)
+    metadata = listed.pop("__metadata__", {})
+    if metadata.get("format") == _FORMAT:
+        version, signed = metadata["version"], metadata["sha256"].encode()
+        if version != VERSION:
+            raise ValueError(f"version {version!r}, but this proxreplay reads {VERSION!r} and '1'")
+        header = header.replace(signed, _UNSIGNED.encode(), 1)
+    digest.update(prefix + header)
+    end = 0
+    entries = sorted(listed.items(), key=lambda item: item[1]["data_offsets"])
+    for name, entry in entries:
+        (begin, stop), shape = entry["data_offsets"], entry["shape"]
+        known = all(type(n) is int and n >= 0 for n in (begin, stop, *shape))
+        needed = math.prod(shape) * _DTYPES[entry["dtype"]].itemsize if known else -1
+        if begin != end or stop - begin != needed:
+            raise ValueError(f"tensor {name!r} is not where or what it is said to be")
+        end = stop
+    if size != 8 + length + end:
+        raise ValueError(f"{size} bytes instead of {8 + length + end}")
+    tensors = {}
+    for name, entry in entries:
+        begin, stop = entry["data_offsets"]
+        data = torch.empty(stop - begin, dtype=torch.uint8)
+        if opened.readinto(data.numpy()) != stop - begin:  # type: ignore[attr-defined]
+            raise ValueError("it ends too early")
+        digest.update(data.numpy())
+        dtype = _DTYPES[entry["dtype"]]
+        if dtype == torch.bool and bool((data > 1).any()):
+            raise ValueError(f"tensor {name!r} holds something else than True and False")
+        tensors[name] = data.view(dtype).view(entry["shape"])
+    return metadata, tensors
+
+
+def _refuse_foreign(file: Path) -> None:
+    """Raise if a file is in the way that is no state of ours."""
+    if not file.exists():
         return
-    foreign = sorted(file.name for file in folder.iterdir() if not _is_ours(file.name))
-    if not is_saved(folder):
-        reason = f"not a state, and not empty (it holds {', '.join(foreign[:3])})"
-    elif _manifest_format(folder) not in (FORMAT, None):
-        reason = f"its {MANIFEST} belongs to something else"
-    else:
-        return
-    if foreign:
-        raise CheckpointError(f"{folder}: {reason}; choose a new or empty folder.")
+    if file.is_file():
+        with open(file, "rb") as opened:
+            begin = opened.read(8 + len(_MAGIC))
+        if not begin or begin[8:] == _MAGIC:
+            return
+    raise CheckpointError(
+        f"{file} is in the way and is not a state of proxreplay; remove it, or choose another path."
+    )
 
 
-def _write_part(
-    folder: Path, part: str, structure: Any, tensors: dict[str, Tensor]
-) -> dict[str, Any]:
-    """Write the files of a part; returns what the manifest says about them."""
-    from safetensors.torch import save_file
+# --- version 1: a folder of JSON and safetensors files, listed in a manifest ----------------------
 
-    files = {}
-    for kind, suffix in _SUFFIXES.items():
-        temporary = folder / f"{part}.{suffix}{_TEMPORARY}"
-        if kind == "structure":
-            temporary.write_bytes(_to_json(structure))
-        elif tensors:
-            save_file(_unshared(tensors), temporary)
-        else:
-            continue
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        name = f"{part}-{digest[:16]}.{suffix}"
-        files[kind] = {"file": name, "bytes": temporary.stat().st_size, "sha256": digest}
-        os.replace(temporary, folder / name)
-    return files
+_MANIFEST = "manifest.json"
+_PART = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
+_V1_DATA = re.compile(rf"{_PART}-[0-9a-f]{{16}}\.(json|safetensors)")
+_V1_FILE = re.compile(
+    rf"{_V1_DATA.pattern}|{_PART}\.(json|safetensors)\.writing|manifest\.json|\.tmp[A-Za-z0-9]{{6}}"
+)
 
 
-def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, copied where two are views of the same memory."""
-    seen: set[int] = set()
-    result = {}
-    for name, tensor in tensors.items():
-        pointer = tensor.untyped_storage().data_ptr()
-        result[name] = tensor.clone() if pointer in seen else tensor
-        seen.add(pointer)
-    return result
-
-
-def _clean(folder: Path, parts: Mapping[str, Any]) -> None:
-    """Delete what earlier states and interrupted writing left behind."""
-    keep = {file["file"] for files in parts.values() for file in files.values()}
-    for path in folder.iterdir():
-        if _is_ours(path.name) and path.name not in keep:
+def remove_version_1(folder: Path) -> None:
+    """Remove the files of a state of version 1 and of attempts to write one, and no others."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == _MANIFEST):
+        if _V1_FILE.fullmatch(path.name):
             path.unlink()
 
 
-def _is_ours(name: str) -> bool:
-    return bool(_DATA_FILE.fullmatch(name)) or name.endswith(_TEMPORARY)
-
-
-def _sync(folder: Path) -> None:
-    """Have the names in a folder on disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _seal(parts: Mapping[str, Any]) -> bytes:
-    """The bytes of a manifest, its own checksum among them."""
-    manifest = {"format": FORMAT, "version": VERSION, "parts": parts}
-    return _to_json({**manifest, "sha256": hashlib.sha256(_to_json(manifest)).hexdigest()})
-
-
-def is_saved(folder: Path) -> bool:
-    """Whether a state was ever saved here completely; `load_state` finds out if it still is."""
-    return (folder / MANIFEST).exists()
-
-
-def _manifest_format(folder: Path) -> Any:
-    """What the manifest says it is; None for one so damaged that it cannot say."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-    except ValueError:
-        return None
-    return manifest.get("format", "") if isinstance(manifest, dict) else ""
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    """What the manifest says about the files of every part, known to be as it was written."""
-    path = folder / MANIFEST
-    if not is_saved(folder):
-        raise CheckpointError(
-            f"{path}: missing; give the folder of a state that was saved completely."
-        )
-    try:
-        raw = path.read_bytes()
-        manifest = json.loads(raw)
-        kind, version, parts = manifest["format"], manifest["version"], manifest["parts"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise _damaged(path, f"it cannot be read ({error})") from error
-    if kind != FORMAT or version != VERSION:
-        raise CheckpointError(
-            f"{path}: format {kind!r} version {version!r}, but this proxreplay reads {FORMAT!r} "
-            f"version {VERSION}; use the one that wrote it."
-        )
-    if raw != _seal(parts):
-        raise _damaged(path, "its checksum is wrong")
-    try:
-        for part, files in parts.items():
-            _check_names(part, files)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _damaged(path, f"it is not understood ({error!r})") from error
-    return dict(parts)
-
-
-def _check_names(part: str, files: Mapping[str, Mapping[str, Any]]) -> None:
-    """See that a part names no files but its own."""
-    if "structure" not in files:
-        raise ValueError(f"part '{part}' has no structure")
-    for kind, file in files.items():
-        expected = f"{part}-{file['sha256'][:16]}.{_SUFFIXES[kind]}"
-        if not _DATA_FILE.fullmatch(expected) or file["file"] != expected or "bytes" not in file:
-            raise ValueError(f"part '{part}' names the file {file['file']!r}")
-
-
-def _verify(file: Path, part: str, expected: Mapping[str, Any]) -> None:
-    """See that a file is as it was written."""
-    try:
-        with open(file, "rb") as opened:
-            size = os.fstat(opened.fileno()).st_size
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        raise _damaged(file, f"part '{part}' cannot be read ({error.strerror})") from error
-    if size != expected["bytes"]:
-        raise _damaged(file, f"part '{part}' has {size} bytes instead of {expected['bytes']}")
-    if digest != expected["sha256"]:
-        raise _damaged(file, f"part '{part}' has a wrong checksum")
-
-
-def _read_part(folder: Path, part: str, files: Mapping[str, Any]) -> Any:
-    from safetensors import SafetensorError, safe_open
-
-    for file in files.values():
-        _verify(folder / file["file"], part, file)
-    tensors = {}
-    try:
+def _load_version_1(folder: Path) -> dict[str, Any]:
+    with _reading(folder / _MANIFEST) as opened:
+        manifest = _parse(opened.read(_MOST))
+        signed = manifest.pop("sha256")
+        if manifest["format"] != _FORMAT or manifest["version"] != 1:
+            raise ValueError(f"format {manifest['format']!r} version {manifest['version']!r}")
+        if signed != hashlib.sha256(json.dumps(manifest, indent=1).encode()).hexdigest():
+            raise ValueError("its checksum is wrong")
+        for part, files in manifest["parts"].items():
+            for kind, suffix in (("structure", "json"), ("tensors", "safetensors")):
+                if kind == "structure" or kind in files:
+                    name = f"{part}-{files[kind]['sha256'][:16]}.{suffix}"
+                    if files[kind]["file"] != name or not _V1_DATA.fullmatch(name):
+                        raise ValueError(f"part {part!r} names the file {files[kind]['file']!r}")
+    state = {}
+    for part, files in manifest["parts"].items():
+        tensors: dict[str, Tensor] = {}
         if "tensors" in files:
-            with safe_open(folder / files["tensors"]["file"], framework="pt") as opened:
-                # the library maps the file into memory; a copy does not depend on it any more
-                tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
-        return _decode(json.loads((folder / files["structure"]["file"]).read_bytes()), tensors)
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise _damaged(folder, f"part '{part}' is not understood ({error})") from error
+            with _reading(folder / files["tensors"]["file"], files["tensors"]["sha256"]) as opened:
+                _, tensors = _read_tensors(opened, hashlib.sha256())
+        with _reading(folder / files["structure"]["file"], files["structure"]["sha256"]) as opened:
+            state[part] = _decode(_parse(opened.read(_MOST)), tensors)
+    return state
 
 
-def _damaged(file: Path, reason: str) -> CheckpointError:
-    return CheckpointError(
-        f"{file}: damaged, {reason}. Load an older state, or save it again from where it is whole."
-    )
+def _is_version_1(folder: Path) -> bool:
+    file = folder / _MANIFEST
+    return file.is_file() and _FORMAT.encode() in file.read_bytes()[:1000]

@@ -207,15 +207,15 @@ def test_state_of_a_learner_with_other_options_is_refused() -> None:
         Learner(model, averaging=EMA(model), steps_per_batch=2).load_state_dict(state)
 
 
-def test_a_damaged_file_is_refused_with_the_name_of_its_part(tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
     learner = Learner(mlp(3))
     learner.learn(torch.randn(4, 3), torch.tensor([0, 1, 2, 1]))
     learner.save(tmp_path / "learner")
-    (file,) = (tmp_path / "learner").glob("memory-*.safetensors")
+    (file,) = (tmp_path / "learner").iterdir()
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(CheckpointError, match="memory"):
+    with pytest.raises(CheckpointError, match=file.name):
         Learner.load(tmp_path / "learner", mlp(3))
 
 

@@ -6,7 +6,6 @@ docs/run-folder.md describes every file and every line. `read_run` tells the sta
 """
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,6 +19,7 @@ from proxreplay.evaluation import Trajectory, final_accuracy
 from proxreplay.evaluation.measures import MAIN, numbers
 from proxreplay.evaluation.trajectory import Recorded, Series
 from proxreplay.experiments.config import RunConfig, read_settings
+from proxreplay.files import write_text as write_text
 
 Record = dict[str, Any]
 Status = Literal["complete", "incomplete", "failed", "broken"]
@@ -285,17 +285,6 @@ def _lines(path: Path, skip: bytes | None = None) -> Iterator[Record]:
         for line in file:
             if line.endswith(b"\n") and not (skip and line.startswith(skip)):
                 yield json.loads(line)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a whole file or, if interrupted, leave the old one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def write_result(path: Path, result: Result) -> None:

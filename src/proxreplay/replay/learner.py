@@ -344,7 +344,7 @@ class Learner:
         self._load_own_state(state["learner"])
 
     def save(self, path: Path | str) -> None:
-        """Write the learner to a folder, tensors as safetensors and the rest as JSON."""
+        """Write the learner to a ``.safetensors`` file, or to ``state.safetensors`` in a folder."""
         save_state(Path(path), self.state_dict())
 
     @classmethod
@@ -368,7 +368,7 @@ class Learner:
         was made before, and is checked against what was saved.
 
         Args:
-            path: the folder written by `save`.
+            path: the file or folder written by `save`.
             model: only for a network of your own: freshly built; its weights are replaced.
             memory: only for a memory of your own.
             rule: only for a rule other than LPR: made for ``model``, with the options it had.
