@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from proxreplay.errors import InputError
 
 
+MAX_DIM = 8192  # columns: a layer with more has no dense matrix in any rule
+
+
 def at_least(lower: float, **values: float | None) -> None:
     """Refuse values below ``lower`` and values that are not finite; None passes."""
     for name, value in values.items():

@@ -9,8 +9,10 @@ from proxreplay.proximal.rules.alpha import (
     StreamProgress,
     TaskProgress,
 )
-from proxreplay.proximal.rules.base import GradientRule, GramRule, LayerwiseRule, TreatedLayer
+from proxreplay.proximal.rules.base import GradientRule
 from proxreplay.proximal.rules.gpm import GPM, SGP
+from proxreplay.proximal.rules.grams import GramRule
+from proxreplay.proximal.rules.layerwise import LayerwiseRule, TreatedLayer
 from proxreplay.proximal.rules.lpr import LPR
 from proxreplay.proximal.rules.owm import AOP, OWM
 from proxreplay.proximal.shrinkage.strength import Strength

@@ -95,6 +95,14 @@ class Site:
         """Whether some members multiply with the weight and others pick rows of it."""
         return len({member.lookup for member in self.members}) > 1
 
+    def module(self, model: nn.Module) -> nn.Module:
+        """The first module that uses it."""
+        return model.get_submodule(self.members[0].module)
+
+    def out(self, model: nn.Module, d: int) -> int:
+        """Rows of the first parameter, if the weight has ``d`` columns."""
+        return self.columns[0].parameter(model).numel() // (1 if self.weight is None else d)
+
     def width(self, d: int) -> int:
         """``D``: columns of ``Z`` with those of the biases, if the weight has ``d``."""
         return d * (self.weight is not None) + len(self.biases)

@@ -23,7 +23,7 @@ class LayerCost:
         kind: the module's type.
         d: columns, those of trained biases included.
         groups: independent maps of that size.
-        positions: rows an example.
+        positions: rows per example.
         bytes: memory that stays taken, by the factor and by what is remembered of earlier
             refreshes.
         refresh_bytes: the most that sums, or the next factor, take on top while a refresh runs; the
@@ -45,7 +45,7 @@ class LayerCost:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Cost:
     """The cost of a rule.
 
     Args:
@@ -79,7 +79,7 @@ class Plan:
         return sum(layer.step_flops for layer in self.layers.values())
 
     def __str__(self) -> str:
-        """A table with a line a layer."""
+        """A table with a line per layer."""
         lines = [
             f"{'layer':30} {'d':>6} {'groups':>6} {'positions':>9} {'MB':>9} {'refresh':>9} step"
         ]
@@ -91,13 +91,13 @@ class Plan:
         lines.append(
             f"in all: {self.bytes / 1e6:.3f} MB kept, {self.refresh_bytes / 1e6:.3f} MB more "
             f"during a refresh, {self.refresh_flops:.2e} FLOP for {self.samples} examples, "
-            f"{self.step_flops:.2e} FLOP a step"
+            f"{self.step_flops:.2e} FLOP per step"
         )
         lines += [f"left alone: {name}: {reason}" for name, reason in self.untreated.items()]
         return "\n".join(lines)
 
 
-def make_plan(
+def cost_of(
     model: nn.Module,
     survey: Survey,
     batches: Iterable[Any],
@@ -107,7 +107,7 @@ def make_plan(
     samples: int | None,
     batch_dim: int,
     history: bool = False,
-) -> Plan:
+) -> Cost:
     """The cost of every site, from the shapes that one pass over example batches shows.
 
     Args:
@@ -116,7 +116,7 @@ def make_plan(
         batches: anything the model can be called with.
         max_dim: columns beyond which no dense factor is made.
         sketch: whether the rule keeps leading directions beyond ``max_dim``.
-        samples: the number of examples of the refresh to plan for; None for those given.
+        samples: the number of examples of the refresh; None for those given.
         batch_dim: the dimension of the examples in a batch.
         history: whether the rule keeps the statistics of earlier refreshes.
     """
@@ -132,12 +132,12 @@ def make_plan(
     layers, untreated = {}, dict(survey.untreated)
     for name, site in survey.sites.items():
         if name not in calls:
-            untreated[name] = "not called in the forward pass of the plan."
+            untreated[name] = "not called in this forward pass."
         elif site.width(calls[name][0][0][2]) > max_dim and not sketch:
             untreated[name] = f"more than max_dim = {max_dim} columns."
         else:
             layers[name] = _cost(model, site, calls[name], seen, planned, max_dim, history)
-    return Plan(layers, planned, untreated)
+    return Cost(layers, planned, untreated)
 
 
 def _cost(
@@ -159,12 +159,13 @@ def _cost(
         kept, working = groups * D * D * size, groups * D * D * 8
         refresh = (rows if counted else 2 * groups * rows * D * D) + groups * D**3
         step = 2 * groups * out * D * D
-        if site.mixed:  # a number a row and a column on top, and a product back
+        if site.mixed:  # one number per row and column on top, and a product back
             kept, step = kept + (out + D) * size, 2 * step
         kept += history * groups * D * D * size
     else:  # a sketch of m rows: products with and eigenvectors of B B' for every m new rows
         m = Sketch.rank_for(groups, D, max_dim)
         kept, working = groups * m * D * size, 2 * groups * m * D * size
+        kept += history * 2 * groups * m * D * size
         refresh = groups * (rows / m + 1) * (4 * m * m * D * 2 + 10 * (2 * m) ** 3)
         step = 4 * groups * out * m * D
     return LayerCost(

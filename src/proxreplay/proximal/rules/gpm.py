@@ -15,12 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from proxreplay.errors import InputError, RefreshError
+from proxreplay.options import MAX_DIM, ProjectionOptions
 from proxreplay.proximal.layers.selection import Selector
-from proxreplay.proximal.layers.sites import Site, Survey, unwrap
-from proxreplay.proximal.rules.base import GramRule, Treatment
-from proxreplay.proximal.rules.norms import Norms, check_norms, is_norm, without_norms
+from proxreplay.proximal.layers.sites import Site, unwrap
+from proxreplay.proximal.rules.grams import GramRule
+from proxreplay.proximal.rules.layerwise import Treatment
+from proxreplay.proximal.rules.norms import Norms, check_norms, is_norm, plain_norm, tied_weight
 from proxreplay.proximal.shrinkage.forms import DenseShrinkage, SpectralShrinkage
-from proxreplay.proximal.statistics.collect import Statistic
+from proxreplay.proximal.shrinkage.spectral import Pace
+from proxreplay.proximal.statistics.sketch import Sketch
+from proxreplay.proximal.statistics.statistic import Statistic
 
 
 def leading(
@@ -134,7 +138,7 @@ class GPM(GramRule):
     def __init__(
         self,
         model: nn.Module,
-        energy: float = 0.97,
+        energy: float = ProjectionOptions.energy,
         *,
         energy_growth: float = 0.0,
         accumulate: bool = False,
@@ -142,7 +146,7 @@ class GPM(GramRule):
         batch_size: int | None = None,
         include: Collection[Selector] | None = None,
         exclude: Collection[Selector] = (),
-        max_dim: int = 8192,
+        max_dim: int = MAX_DIM,
     ) -> None:
         rule = type(self).__name__
         if not 0 < energy <= 1:
@@ -159,8 +163,7 @@ class GPM(GramRule):
         self.energy_growth = energy_growth
         self.accumulate = accumulate
         self.norms = norms
-        self._refreshes = 0
-        super().__init__(
+                super().__init__(
             model, batch_size=batch_size, include=include, exclude=exclude, max_dim=max_dim
         )
 
@@ -191,13 +194,14 @@ class GPM(GramRule):
         kept = {n: one for n, one in before.items() if n in self._survey().sites}
         untreated = {n: reason for n, reason in self._untreated.items() if n not in kept}
         self._put_in_force(kept | self._treatments, untreated)
-        self._refreshes += 1
 
-    def _treat(self, site: Site, statistic: Statistic) -> Treatment:
+    def treat(self, site: Site, statistic: Statistic | Sketch) -> Treatment | str:
+        """Projects onto what is left beside the directions that the new examples need."""
+        assert isinstance(statistic, Statistic)  # its source makes no sketches
         G, dtype, positions = statistic.G, statistic.dtype, statistic.positions
         if self.norms == "freeze" and is_norm(unwrap(self.model), site):
             return Treatment(site, DenseShrinkage(torch.zeros_like(G, dtype=dtype)), positions)
-        energy = min(self.energy + self.energy_growth * self._refreshes, 1.0)
+        energy = min(self.energy + self.energy_growth * self._pace.refreshes, 1.0)
         M, f, s = grow(*self._basis(site, G), G, energy)
         f = self._closed(f, s)
         return Treatment(site, SpectralShrinkage(M.to(dtype), f.to(dtype)), positions)
@@ -224,18 +228,14 @@ class GPM(GramRule):
             )
         return factor.U.to(G), factor.f.to(G)
 
-    def _survey(self) -> Survey:
-        survey = super()._survey()
-        return without_norms(unwrap(self.model), survey) if self.norms == "plain" else survey
-
     def state_dict(self) -> dict[str, Any]:
         """Every basis, and how many refreshes there were."""
-        return {**super().state_dict(), "refreshes": self._refreshes}
+        return {**super().state_dict(), "refreshes": self._pace.refreshes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` of the same rule on a model of the same shape gave."""
         super().load_state_dict(state)
-        self._refreshes = int(state["refreshes"])
+        self._pace = Pace(int(state["refreshes"]))
 
 
 class SGP(GPM):
@@ -258,16 +258,16 @@ class SGP(GPM):
     def __init__(
         self,
         model: nn.Module,
-        energy: float = 0.97,
+        energy: float = ProjectionOptions.energy,
         *,
-        scale: float = 10.0,
+        scale: float = ProjectionOptions.scale,
         energy_growth: float = 0.0,
         accumulate: bool = False,
         norms: Norms = "plain",
         batch_size: int | None = None,
         include: Collection[Selector] | None = None,
         exclude: Collection[Selector] = (),
-        max_dim: int = 8192,
+        max_dim: int = MAX_DIM,
     ) -> None:
         if not 0 <= scale < float("inf"):
             raise InputError(f"SGP: scale={scale}; give a finite number of at least 0.")

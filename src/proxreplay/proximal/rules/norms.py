@@ -1,7 +1,7 @@
-"""Layers that only scale and shift: what projection methods do with them is a choice.
+"""What OWM, AOP, GPM and SGP leave alone: normalisation layers, if asked to, and tied weights.
 
 OWM, AOP, GPM and SGP were made for networks without normalisation layers or with frozen ones; the
-parameters in question are those that are vectors, one number a channel.
+parameters in question are those that are vectors, one number per channel.
 """
 
 from typing import Literal
@@ -9,7 +9,7 @@ from typing import Literal
 from torch import nn
 
 from proxreplay.errors import InputError
-from proxreplay.proximal.layers.sites import Site, Survey
+from proxreplay.proximal.layers.sites import Site
 
 Norms = Literal["plain", "treat", "freeze"]
 
@@ -27,10 +27,11 @@ def is_norm(model: nn.Module, site: Site) -> bool:
     return all(column.parameter(model).ndim == 1 for column in site.columns)
 
 
-def without_norms(model: nn.Module, survey: Survey) -> Survey:
-    """The survey with such sites named as left alone."""
-    norms = {name for name, site in survey.sites.items() if is_norm(model, site)}
-    return Survey(
-        {name: site for name, site in survey.sites.items() if name not in norms},
-        survey.untreated | dict.fromkeys(sorted(norms), PLAIN),
-    )
+def plain_norm(model: nn.Module, site: Site) -> str | None:
+    """Why such a site is left alone by rules that do not treat it."""
+    return PLAIN if is_norm(model, site) else None
+
+
+def tied_weight(model: nn.Module, site: Site) -> str | None:
+    """Why a weight is left alone that is read by rows and multiplied with: no one matrix fits."""
+    return "an Embedding shares its weight; only LPR treats both." if site.mixed else None

@@ -15,20 +15,21 @@ within a few steps at alpha = 1e-5, and then diverges; ``S S'`` has none whateve
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from proxreplay.batch import Batch
 from proxreplay.errors import InputError, RefreshError
+from proxreplay.options import MAX_DIM
 from proxreplay.proximal.gram.rows import PatchRows, Rows
 from proxreplay.proximal.layers.capture import Call, visit
 from proxreplay.proximal.layers.selection import Selector, check_selectors, override_of
-from proxreplay.proximal.layers.sites import Site, Survey, unwrap
+from proxreplay.proximal.layers.sites import Site, unwrap
 from proxreplay.proximal.rules.alpha import AdaptiveAlpha, Alpha, ConstantAlpha
-from proxreplay.proximal.rules.base import LayerwiseRule, Treatment
-from proxreplay.proximal.rules.norms import Norms, check_norms, without_norms
+from proxreplay.proximal.rules.layerwise import LayerwiseRule, Treatment
+from proxreplay.proximal.rules.norms import Norms, check_norms, plain_norm, tied_weight
 from proxreplay.proximal.shrinkage.forms import RootShrinkage
 
 
@@ -41,7 +42,7 @@ class OWM(LayerwiseRule):
     Args:
         model: any module, also compiled or wrapped for data parallelism.
         alpha: a number for every row at every time, or a schedule (`DecayingAlpha`, ...); the lower
-            the harder the projection.
+            the harder the projection. None for the default of the rule.
         norms: "plain" lets the scales and shifts of normalisation layers follow the plain gradient
             and names them in `untreated`; "treat" gives them a matrix for each channel.
         include: names (a module and everything in it) or types to treat; None for all.
@@ -58,25 +59,28 @@ class OWM(LayerwiseRule):
     >>> owm.precondition_()
     """
 
+    default_alpha: ClassVar[Alpha] = ConstantAlpha(1e-3)
+
     def __init__(
         self,
         model: nn.Module,
-        alpha: float | Alpha = 1e-3,
+        alpha: float | Alpha | None = None,
         *,
         norms: Norms = "plain",
         include: Collection[Selector] | None = None,
         exclude: Collection[Selector] = (),
         overrides: Mapping[Selector, float | Alpha] | None = None,
-        max_dim: int = 8192,
+        max_dim: int = MAX_DIM,
     ) -> None:
         rule = type(self).__name__
         check_norms(rule, norms, ("plain", "treat"))
         self.norms = norms
-        self.alpha = _as_alpha(alpha)
+        self.alpha = self.default_alpha if alpha is None else _as_alpha(alpha)
         self.overrides = {key: _as_alpha(value) for key, value in (overrides or {}).items()}
         self._observed = 0
         check_selectors(unwrap(model), self.overrides, f"{rule}(overrides=...)")
-        super().__init__(model, include=include, exclude=exclude, max_dim=max_dim)
+        leave = [tied_weight, *([plain_norm] if norms == "plain" else [])]
+        super().__init__(model, include=include, exclude=exclude, max_dim=max_dim, leave=leave)
 
     def refresh(self, inputs: Any, of: int | None = None) -> None:
         """Nothing: what it knows came with the stream, by `observe`."""
@@ -109,8 +113,7 @@ class OWM(LayerwiseRule):
 
     def _absorb(self, site: Site, R: Tensor, Z: Tensor) -> Treatment:
         """The treatment of a site after rows ``R`` (with the columns of biases; ``Z`` without)."""
-        model = unwrap(self.model)
-        module = model.get_submodule(site.members[0].module)
+        module = site.module(unwrap(self.model))
         schedule = override_of(self.overrides, site.name, module, self.alpha)
         alpha = schedule(module, Z, self._observed)
         before = self._treatments.get(site.name)
@@ -126,10 +129,6 @@ class OWM(LayerwiseRule):
                 )
         return Treatment(site, RootShrinkage(absorb(S, R, alpha)), float(R.shape[1]))
 
-    def _survey(self) -> Survey:
-        survey = super()._survey()
-        return survey if self.norms == "treat" else without_norms(unwrap(self.model), survey)
-
     def state_dict(self) -> dict[str, Any]:
         """Every root, and how many batches were observed."""
         return {**super().state_dict(), "observed": self._observed}
@@ -143,38 +142,12 @@ class OWM(LayerwiseRule):
 class AOP(OWM):
     """Adaptive orthogonal projection: OWM with an alpha that the rows themselves decide.
 
-    With a number for alpha it is OWM; the LPR paper describes its AOP as one with a very low alpha.
-
-    Args:
-        model: any module, also compiled or wrapped for data parallelism.
-        alpha: a schedule (`AdaptiveAlpha`, with the progress of tasks or stream), or a number.
-        norms: as for `OWM`.
-        include: names (a module and everything in it) or types to treat; None for all.
-        exclude: names or types to leave alone.
-        overrides: another alpha for some layers, by name or type.
-        max_dim: linear maps with more columns are left alone and named in `untreated`.
+    All options are those of `OWM`; alpha is a schedule by default (`AdaptiveAlpha`, to which the
+    progress of tasks or stream can be given). With a number it is OWM: the LPR paper describes its
+    AOP as one with a very low alpha.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        alpha: float | Alpha = AdaptiveAlpha(),  # noqa: B008  (frozen)
-        *,
-        norms: Norms = "plain",
-        include: Collection[Selector] | None = None,
-        exclude: Collection[Selector] = (),
-        overrides: Mapping[Selector, float | Alpha] | None = None,
-        max_dim: int = 8192,
-    ) -> None:
-        super().__init__(
-            model,
-            alpha,
-            norms=norms,
-            include=include,
-            exclude=exclude,
-            overrides=overrides,
-            max_dim=max_dim,
-        )
+    default_alpha = AdaptiveAlpha()
 
 
 def absorb(S: Tensor, R: Tensor, alpha: Tensor) -> Tensor:
@@ -225,8 +198,6 @@ class _MeanRows:
         site, (_, count, d) = call.site, call.rows.shape
         if site.width(d) > self.max_dim:
             self.skipped[site.name] = f"d = {site.width(d)} is more than max_dim = {self.max_dim}."
-        elif site.mixed:
-            self.skipped[site.name] = "an Embedding shares its weight; no one P fits both."
         elif count % self.samples:
             self.skipped[site.name] = (
                 f"{count} rows for {self.samples} examples; their mean is not defined."

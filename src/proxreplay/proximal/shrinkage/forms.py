@@ -1,60 +1,74 @@
-"""From a Gram matrix to the shrinkage ``Lambda``; functions of tensors."""
+"""The forms of a shrinkage ``Lambda``: dense, by its directions, per row, by a root."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
 
-BY_HALVES = 360  # columns up to which LAPACK inverts as fast as large products do
 
+@dataclass(frozen=True)
+class Shrinkage(ABC):
+    """A symmetric ``Lambda: [groups, width, width]`` with eigenvalues in [0, 1], in some form.
 
-class Shrinkage(Protocol):
-    """A symmetric ``Lambda: [groups, width, width]`` with eigenvalues in [0, 1], in some form."""
+    A form is a frozen dataclass. Its first field is a tensor ``[groups, width, ...]``.
+    """
+
+    @cached_property
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    @cached_property
+    def _first(self) -> Tensor:
+        return next(iter(self._tensors.values()))
 
     @property
     def groups(self) -> int:
         """Number of matrices."""
-        ...
+        return self._first.shape[0]
 
     @property
     def width(self) -> int:
         """Rows and columns of each."""
-        ...
+        return self._first.shape[1]
 
     @property
     def dtype(self) -> torch.dtype:
         """What gradients are multiplied in."""
-        ...
+        return self._first.dtype
 
     @property
     def bytes(self) -> int:
         """Memory it takes."""
-        ...
+        return sum(tensor.nbytes for tensor in self._tensors.values())
 
+    @abstractmethod
     def apply(self, M: Tensor) -> Tensor:
         """``M Lambda`` for ``M: [groups, out, width]``."""
-        ...
 
     def apply_(self, M: Tensor) -> None:
         """``M <- M Lambda``."""
-        ...
+        M.copy_(self.apply(M))
 
+    @abstractmethod
     def restricted(self, kept: Tensor) -> "Shrinkage":
         """``((Lambda^-1)[kept, kept])^-1``: the shrinkage if only these columns may move."""
-        ...
 
-    def to(self, device: torch.device) -> "Shrinkage":
+    def to(self, device: torch.device) -> Self:
         """The same on another device."""
-        ...
+        return replace(self, **{name: one.to(device) for name, one in self._tensors.items()})
 
     def state(self) -> dict[str, Tensor]:
         """Its tensors, from which `shrinkage_from_state` makes it again."""
-        ...
+        return dict(self._tensors)
 
 
 @dataclass(frozen=True)
-class DenseShrinkage:
+class DenseShrinkage(Shrinkage):
     """``Lambda`` as it is.
 
     Args:
@@ -63,33 +77,9 @@ class DenseShrinkage:
 
     Lambda: Tensor
 
-    @property
-    def groups(self) -> int:
-        """Number of matrices."""
-        return self.Lambda.shape[0]
-
-    @property
-    def width(self) -> int:
-        """Rows and columns of each."""
-        return self.Lambda.shape[2]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What gradients are multiplied in."""
-        return self.Lambda.dtype
-
-    @property
-    def bytes(self) -> int:
-        """Memory it takes."""
-        return self.Lambda.nbytes
-
     def apply(self, M: Tensor) -> Tensor:
         """``M Lambda``."""
         return M * self.Lambda if self.width == 1 else torch.bmm(M, self.Lambda)
-
-    def apply_(self, M: Tensor) -> None:
-        """``M <- M Lambda``."""
-        M.copy_(self.apply(M))
 
     def restricted(self, kept: Tensor) -> "DenseShrinkage":
         """``Lambda_kk - Lambda_kr Lambda_rr^+ Lambda_rk`` with ``r`` the rest.
@@ -104,25 +94,17 @@ class DenseShrinkage:
         inverse = torch.linalg.pinv(self.Lambda[:, rest][:, :, rest], hermitian=True)
         return DenseShrinkage(self.Lambda[:, kept][:, :, kept] - across @ inverse @ across.mT)
 
-    def to(self, device: torch.device) -> "DenseShrinkage":
-        """The same on another device."""
-        return DenseShrinkage(self.Lambda.to(device))
-
-    def state(self) -> dict[str, Tensor]:
-        """``Lambda``."""
-        return {"Lambda": self.Lambda}
-
 
 @dataclass(frozen=True)
-class SpectralShrinkage:
+class SpectralShrinkage(Shrinkage):
     """``Lambda = scale (I - U diag(f) U')``: the directions that are shrunk more than all others.
 
     Args:
         U: ``[groups, width, rank]``, orthonormal columns.
         f: ``[groups, rank]``, what each direction loses, in [0, 1].
         scale: what is left of all directions, in (0, 1].
-        spare: ``[groups, width, m]``, directions that come next, from which those of a similar
-            matrix can be found; they play no part in ``Lambda``.
+        spare: ``[groups, width, m]``, the directions that come next. They play no part in
+            ``Lambda``, but the directions of a similar matrix are found from them.
     """
 
     U: Tensor
@@ -131,29 +113,9 @@ class SpectralShrinkage:
     spare: Tensor | None = None
 
     @property
-    def groups(self) -> int:
-        """Number of matrices."""
-        return self.U.shape[0]
-
-    @property
-    def width(self) -> int:
-        """Rows and columns of each."""
-        return self.U.shape[1]
-
-    @property
     def rank(self) -> int:
         """Directions kept."""
         return self.U.shape[2]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What gradients are multiplied in."""
-        return self.U.dtype
-
-    @property
-    def bytes(self) -> int:
-        """Memory it takes."""
-        return self.U.nbytes + self.f.nbytes + (0 if self.spare is None else self.spare.nbytes)
 
     @property
     def followed(self) -> Tensor:
@@ -185,20 +147,13 @@ class SpectralShrinkage:
         U, sigma, _ = torch.linalg.svd(half, full_matrices=False)
         return SpectralShrinkage(U, sigma**2, self.scale)
 
-    def to(self, device: torch.device) -> "SpectralShrinkage":
-        """The same on another device."""
-        spare = None if self.spare is None else self.spare.to(device)
-        return SpectralShrinkage(self.U.to(device), self.f.to(device), self.scale, spare)
-
     def state(self) -> dict[str, Tensor]:
-        """``U``, ``f``, the scale, and what is spare."""
-        scale = torch.tensor(self.scale, dtype=torch.float64)
-        spare = {} if self.spare is None else {"spare": self.spare}
-        return {"U": self.U, "f": self.f, "scale": scale, **spare}
+        """Its tensors and the scale."""
+        return super().state() | {"scale": torch.tensor(self.scale, dtype=torch.float64)}
 
 
 @dataclass(frozen=True)
-class RowwiseShrinkage:
+class RowwiseShrinkage(Shrinkage):
     """A matrix of its own for every row: ``M[v] -> M[v] T diag(1 / (1 + c[v] b)) T'``.
 
     It is the inverse of ``A + c[v] B`` where ``T' A T = I`` and ``T' B T = diag(b)``.
@@ -213,33 +168,9 @@ class RowwiseShrinkage:
     b: Tensor
     c: Tensor
 
-    @property
-    def groups(self) -> int:
-        """Always 1."""
-        return 1
-
-    @property
-    def width(self) -> int:
-        """Columns."""
-        return self.T.shape[2]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What gradients are multiplied in."""
-        return self.T.dtype
-
-    @property
-    def bytes(self) -> int:
-        """Memory it takes."""
-        return self.T.nbytes + self.b.nbytes + self.c.nbytes
-
     def apply(self, M: Tensor) -> Tensor:
         """Every row times its own matrix."""
         return ((M @ self.T) / (1 + self.c[:, None] * self.b)) @ self.T.mT
-
-    def apply_(self, M: Tensor) -> None:
-        """``M <- M Lambda``."""
-        M.copy_(self.apply(M))
 
     def restricted(self, kept: Tensor) -> "RowwiseShrinkage":
         """``A`` and ``B`` restricted to these columns, brought to the same form again."""
@@ -247,14 +178,6 @@ class RowwiseShrinkage:
         back = torch.linalg.inv(self.T)
         A, B = back.mT @ back, (back.mT * self.b[:, None]) @ back
         return rowwise_shrinkage(A[:, kept][:, :, kept], B[:, kept][:, :, kept], self.c)
-
-    def to(self, device: torch.device) -> "RowwiseShrinkage":
-        """The same on another device."""
-        return RowwiseShrinkage(self.T.to(device), self.b.to(device), self.c.to(device))
-
-    def state(self) -> dict[str, Tensor]:
-        """``T``, ``b`` and ``c``."""
-        return {"T": self.T, "b": self.b, "c": self.c}
 
 
 def rowwise_shrinkage(A: Tensor, B: Tensor, c: Tensor) -> RowwiseShrinkage:
@@ -275,7 +198,7 @@ def rowwise_shrinkage(A: Tensor, B: Tensor, c: Tensor) -> RowwiseShrinkage:
 
 
 @dataclass(frozen=True)
-class RootShrinkage:
+class RootShrinkage(Shrinkage):
     """``Lambda = S S'``: symmetric and positive semi-definite whatever the rounding.
 
     Args:
@@ -284,135 +207,19 @@ class RootShrinkage:
 
     S: Tensor
 
-    @property
-    def groups(self) -> int:
-        """Number of matrices."""
-        return self.S.shape[0]
-
-    @property
-    def width(self) -> int:
-        """Rows and columns of each."""
-        return self.S.shape[1]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What gradients are multiplied in."""
-        return self.S.dtype
-
-    @property
-    def bytes(self) -> int:
-        """Memory it takes."""
-        return self.S.nbytes
-
     def apply(self, M: Tensor) -> Tensor:
         """``(M S) S'``."""
         return M * self.S.square() if self.width == 1 else (M @ self.S) @ self.S.mT
-
-    def apply_(self, M: Tensor) -> None:
-        """``M <- M Lambda``."""
-        M.copy_(self.apply(M))
 
     def restricted(self, kept: Tensor) -> DenseShrinkage:
         """As the dense form."""
         return DenseShrinkage(self.S @ self.S.mT).restricted(kept)
 
-    def to(self, device: torch.device) -> "RootShrinkage":
-        """The same on another device."""
-        return RootShrinkage(self.S.to(device))
 
-    def state(self) -> dict[str, Tensor]:
-        """``S``."""
-        return {"S": self.S}
-
-
-def shrinkage_from_state(state: dict[str, Tensor]) -> Shrinkage:
+def shrinkage_from_state(state: Mapping[str, Tensor]) -> Shrinkage:
     """Make a shrinkage again from what its ``state()`` gave."""
-    if state.keys() == {"Lambda"}:
-        return DenseShrinkage(state["Lambda"])
-    if state.keys() == {"S"}:
-        return RootShrinkage(state["S"])
-    if state.keys() == {"T", "b", "c"}:
-        return RowwiseShrinkage(state["T"], state["b"], state["c"])
-    scale = float(state.get("scale", 1.0))
-    return SpectralShrinkage(state["U"], state["f"], scale, state.get("spare"))
-
-
-def shrinkage_(G: Tensor, omega: float) -> Tensor:
-    """``Lambda = (I + omega G)^-1``, in the memory of ``G``.
-
-    The eigenvalues of ``I + omega G`` are at least 1, so this cannot fail on a finite Gram matrix.
-
-    Args:
-        G: ``[groups, d, d]``, symmetric positive semi-definite.
-        omega: the strength, at least 0.
-
-    Returns:
-        ``[groups, d, d]``, symmetric up to rounding, eigenvalues in (0, 1].
-    """
-    G.mul_(omega).diagonal(dim1=-2, dim2=-1).add_(1.0)
-    if G.shape[-1] == 1:
-        return G.reciprocal_()
-    if len(G) == 1:
-        invert_(G[0])
-        return G
-    return _by_cholesky_(G)
-
-
-def invert_(P: Tensor) -> None:
-    """``P <- P^-1`` for ``P: [d, d]``, symmetric, with no eigenvalue below 1.
-
-    By halves, ``P = [[A, B'], [B, D]]``: with ``X = B A^-1`` and ``S = D - X B'``, none of whose
-    eigenvalues is below 1 either,
-
-        P^-1 = [[A^-1 + X' S^-1 X, -X' S^-1], [-S^-1 X, S^-1]].
-
-    That is all large products, which are faster than what LAPACK does with triangles.
-    """
-    d = len(P)
-    if d <= BY_HALVES:
-        _by_cholesky_(P)
-        return
-    half = d // 2
-    A, B, D = P[:half, :half], P[half:, :half], P[half:, half:]
-    invert_(A)
-    X = B @ A
-    D.addmm_(X, B.T, alpha=-1)
-    invert_(D)
-    torch.addmm(B, D, X, beta=0, alpha=-1, out=B)
-    A.addmm_(X.T, B, alpha=-1)
-    P[:half, half:] = B.T
-
-
-def _by_cholesky_(P: Tensor) -> Tensor:
-    columns = P.mT  # the same matrices, in the order in which LAPACK works in place
-    torch.linalg.cholesky(columns, out=columns)
-    torch.cholesky_inverse(columns, out=columns)
-    return P
-
-
-def spectral_shrinkage(
-    s: Tensor, U: Tensor, omega: float, dropped: Tensor, tolerance: float
-) -> tuple[SpectralShrinkage, float]:
-    """``Lambda = I - U diag(omega s / (1 + omega s)) U'`` from eigenvalues and vectors of ``Z'Z``.
-
-    If ``Z'Z`` exceeds ``U diag(s) U'`` by at most ``dropped I``, then Lambda is off by at most
-    ``omega dropped / (1 + omega dropped)``. Directions are left out as long as the sum of both
-    errors stays within the tolerance.
-
-    Args:
-        s: ``[groups, m]``, ascending.
-        U: ``[groups, d, m]``, orthonormal columns.
-        omega: the strength.
-        dropped: ``[groups]``.
-        tolerance: in the spectral norm.
-
-    Returns:
-        The shrinkage and the bound on its error.
-    """
-    s = s.clamp_min(0)  # rounding leaves null directions slightly below
-    f = omega * s / (1 + omega * s)
-    lost = float((omega * dropped / (1 + omega * dropped)).max())
-    unimportant = (f <= max(0.0, tolerance - lost)).all(dim=0)
-    first = int(unimportant.sum())  # ascending, so they come first
-    error = lost + (float(f[:, :first].max()) if first else 0.0)
-    return SpectralShrinkage(U[:, :, first:].contiguous(), f[:, first:].contiguous()), error
+    if "U" in state:
+        scale = float(state.get("scale", 1.0))
+        return SpectralShrinkage(state["U"], state["f"], scale, state.get("spare"))
+    forms = {"Lambda": DenseShrinkage, "S": RootShrinkage, "T": RowwiseShrinkage}
+    return next(form(**state) for key, form in forms.items() if key in state)

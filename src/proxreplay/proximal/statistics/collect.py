@@ -1,11 +1,10 @@
-"""The statistic of every site over some examples: Gram matrix, rows, examples.
+"""The statistic of every site over some examples.
 
-It is kept apart from the strength, and from the running of the model: a `GramCollector` takes rows
-wherever they come from.
+`GramCollector` takes rows wherever they come from; `Source` gets them by running the model.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -19,34 +18,7 @@ from proxreplay.proximal.layers.capture import Call, visit
 from proxreplay.proximal.layers.registry import RowsFunction
 from proxreplay.proximal.layers.sites import Site
 from proxreplay.proximal.statistics.sketch import Sketch, dense_pieces
-
-
-@dataclass
-class Statistic:
-    """What is known of the rows of one site.
-
-    Args:
-        G: ``Z'Z`` over all rows, ``[groups, D, D]``, columns ``[weight | biases]``; added up in
-            float64 where the device has it, and in ``dtype`` at least.
-        d: columns of the weight, trained or not.
-        rows: number of rows a group; no whole number where statistics are an average over time.
-        samples: ``n``, the number of examples.
-        dtype: precision of the rows, at least float32, and thus of what is made from them.
-        picked: how often every row of the weight was picked by an Embedding that shares it with a
-            Linear, ``[out]``; None where there is no such thing.
-    """
-
-    G: Tensor
-    d: int
-    rows: float
-    samples: int
-    dtype: torch.dtype
-    picked: Tensor | None = None
-
-    @property
-    def positions(self) -> float:
-        """``n_eff``: rows an example."""
-        return self.rows / self.samples
+from proxreplay.proximal.statistics.statistic import Statistic
 
 
 class GramCollector:
@@ -205,31 +177,40 @@ class _SiteSum:
         )
 
 
-def collect(
-    model: nn.Module,
-    sites: Mapping[str, Site],
-    batches: Iterable[Any],
-    collector: GramCollector,
-    *,
-    batch_dim: int = 0,
-    instead: Mapping[type[nn.Module], RowsFunction] | None = None,
-) -> tuple[dict[str, Statistic | Sketch], dict[str, str]]:
-    """The statistic of every site over some batches, and why a site has none.
+@dataclass(frozen=True)
+class Source:
+    """Where the statistics of a refresh come from: the rows of the model's layers, on batches.
 
     Args:
-        model: as `unwrap` gives it; left without a trace.
-        sites: from `find_sites`.
-        batches: anything the model can be called with.
-        collector: adds up.
-        batch_dim: the dimension of the examples in a batch.
+        max_dim: sites with more columns get a `Sketch`, or none.
+        sketch: whether the rule can do something with a sketch.
         instead: rows functions to use for these types, in place of the registered ones.
     """
-    with reusing():
-        samples = visit(model, sites, batches, collector.add, batch_dim=batch_dim, instead=instead)
-    statistics = collector.finish(samples)
-    silent = sites.keys() - statistics.keys() - collector.skipped.keys()
-    missing = dict.fromkeys(sorted(silent), "not called in the forward pass of the last refresh.")
-    return statistics, collector.skipped | missing
+
+    max_dim: int
+    sketch: bool = False
+    instead: Mapping[type[nn.Module], RowsFunction] = field(default_factory=dict)
+
+    def collect(
+        self, model: nn.Module, sites: Mapping[str, Site], batches: Iterable[Any], batch_dim: int
+    ) -> tuple[dict[str, Statistic | Sketch], dict[str, str]]:
+        """The statistic of every site over some batches, and why a site has none.
+
+        Args:
+            model: as `unwrap` gives it; left without a trace.
+            sites: from `find_sites`.
+            batches: anything the model can be called with.
+            batch_dim: the dimension of the examples in a batch.
+        """
+        collector = GramCollector(self.max_dim, sketch=self.sketch)
+        with reusing():
+            samples = visit(
+                model, sites, batches, collector.add, batch_dim=batch_dim, instead=self.instead
+            )
+        statistics = collector.finish(samples)
+        silent = sites.keys() - statistics.keys() - collector.skipped.keys()
+        missing = dict.fromkeys(sorted(silent), "not called in the forward pass of the last refresh.")
+        return statistics, collector.skipped | missing
 
 
 def _does_not_add_up(call: Call) -> RefreshError:

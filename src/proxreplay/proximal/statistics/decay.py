@@ -1,89 +1,70 @@
-"""Statistics that age: each refresh sees a part of the memory, and what earlier ones saw fades.
+"""Statistics as a moving average over refreshes, each of which sees a part of the memory.
 
-With ``S_t`` the statistic of refresh ``t`` per example and ``r`` how much of the past stays,
+With ``S_t`` the statistic of refresh ``t`` per example and ``r`` the decay,
 
     A_t = r A_(t-1) + (1 - r) S_t,      weight_t = r weight_(t-1) + (1 - r),
 
-and ``A_t / weight_t`` takes the place of ``S_t``. The first refresh then counts in full, and no
-later one is held back by the zeros that an average starts from.
+and ``A_t / weight_t`` takes the place of ``S_t``, so that the zeros which an average starts from
+do not count.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-import torch
-from torch import Tensor
-
-from proxreplay.proximal.statistics.collect import Statistic
+from proxreplay.proximal.statistics.sketch import Sketch
+from proxreplay.proximal.statistics.statistic import Statistic
 
 
 @dataclass(frozen=True)
 class Aged:
-    """What is remembered of the statistics of one site, per example.
+    """The average of the statistics of one site.
 
     Args:
-        G: ``[groups, D, D]``, in the precision of the rows.
-        positions: rows an example.
+        mean: ``A``, per example.
         weight: the sum of the weights of all refreshes.
-        picked: as in `Statistic`, per example.
     """
 
-    G: Tensor
-    positions: float
+    mean: Statistic | Sketch
     weight: float
-    picked: Tensor | None = None
 
-    @classmethod
-    def start(cls, new: Statistic) -> Self:
-        """Nothing yet, for a site whose statistic looks like this one."""
-        G = torch.zeros_like(new.G, dtype=new.dtype)
-        return cls(G, 0.0, 0.0, None if new.picked is None else torch.zeros_like(new.picked))
-
-    def fits(self, new: Statistic) -> bool:
-        """Whether the site still has these columns."""
-        mine = None if self.picked is None else self.picked.shape
-        its = None if new.picked is None else new.picked.shape
-        return self.G.shape == new.G.shape and self.G.dtype == new.dtype and mine == its
-
-    def followed_by(self, new: Statistic, r: float) -> Self:
-        """``r A + (1 - r) S``."""
-        share = (1 - r) / new.samples
-        device = new.G.device
-        G = torch.add(self.G.to(device) * r, new.G.to(self.G.dtype), alpha=share)
-        picked = None
-        if self.picked is not None and new.picked is not None:
-            picked = self.picked.to(device) * r + new.picked * share
-        positions = r * self.positions + (1 - r) * new.positions
-        return replace(
-            self, G=G, positions=positions, weight=r * self.weight + 1 - r, picked=picked
-        )
-
-    def statistic(self, like: Statistic) -> Statistic:
-        """``A / weight`` in place of a statistic, as if it were of as many examples."""
-        times = like.samples / self.weight
-        picked = None if self.picked is None else self.picked * times
-        return replace(like, G=self.G * times, rows=self.positions * times, picked=picked)
+    def instead_of(self, newest: Statistic | Sketch) -> Statistic | Sketch:
+        """``A / weight`` as a statistic of as many examples as the newest one."""
+        whole = self.mean.plus(newest.samples / self.weight, None, 0.0)
+        return replace(whole, samples=newest.samples)
 
     def state(self) -> dict[str, Any]:
         """Tensors and numbers, from which `from_state` makes it again."""
-        picked = {} if self.picked is None else {"picked": self.picked}
-        return {"G": self.G, "positions": self.positions, "weight": self.weight, **picked}
+        return {**self.mean.state(), "weight": self.weight}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """The inverse of `state`."""
-        return cls(state["G"], state["positions"], state["weight"], state.get("picked"))
+        kind = Sketch if "B" in state else Statistic
+        return cls(kind.from_state(state), state["weight"])
 
 
-def aged(before: Aged | None, new: Statistic, r: float) -> Aged:
-    """What is remembered of a site after one more refresh.
+def decay_for(decay: float, samples: int, of: int | None) -> float:
+    """How much of the past stays: less than the decay where these are most examples there are.
 
     Args:
-        before: what was until then; a site that has changed its columns starts again.
+        decay: ``r``, in [0, 1).
+        samples: examples of this refresh.
+        of: how many they were drawn from; None for many more.
+    """
+    return decay if of is None else min(decay, max(0.0, 1 - samples / of))
+
+
+def aged(before: Aged | None, new: Statistic | Sketch, r: float) -> Aged:
+    """The average after one more refresh.
+
+    Args:
+        before: the average until then; a site that has changed its columns starts again.
         new: the statistic of this refresh.
         r: how much of the past stays, in [0, 1).
     """
-    if before is None or not before.fits(new):
-        before = Aged.start(new)
-    return before.followed_by(new, r)
+    share = (1 - r) / new.samples
+    if before is None or not new.fits(before.mean):
+        return Aged(replace(new.plus(share, None, 0.0), samples=1), 1 - r)
+    mean: Any = before.mean  # of the same kind as the new one
+    return Aged(replace(new.plus(share, mean, r), samples=1), r * before.weight + 1 - r)

@@ -1,7 +1,8 @@
 """A Gram matrix too large to build, described by its leading directions with a known error."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -18,9 +19,9 @@ class Sketch:
     Args:
         B: ``[groups, m, D]``, at most ``2 rank`` rows.
         rank: rows that are kept when ``B`` is compressed.
-        dropped: the bound on what compression has lost, a number a group, ``[groups]``.
+        dropped: the bound on what compression has lost, one number per group, ``[groups]``.
         d: columns of the weight, trained or not.
-        rows: number of rows of ``Z`` a group.
+        rows: number of rows of ``Z`` per group; no whole number for an average over refreshes.
         samples: ``n``, the number of examples.
     """
 
@@ -28,11 +29,11 @@ class Sketch:
     rank: int
     dropped: Tensor
     d: int
-    rows: int = 0
+    rows: float = 0
     samples: int = 0
 
     @classmethod
-    def empty(cls, groups: int, width: int, d: int, max_dim: int, like: Tensor) -> "Sketch":
+    def empty(cls, groups: int, width: int, d: int, max_dim: int, like: Tensor) -> Self:
         """A sketch whose memory, ``2 rank`` rows, is at most that of a dense ``max_dim`` Gram."""
         rank = cls.rank_for(groups, width, max_dim)
         return cls(like.new_zeros(groups, 0, width), rank, like.new_zeros(groups), d)
@@ -44,7 +45,7 @@ class Sketch:
 
     @property
     def positions(self) -> float:
-        """``n_eff``: rows an example."""
+        """``n_eff``: rows per example."""
         return self.rows / self.samples
 
     def add_(self, Z: Tensor) -> None:
@@ -64,6 +65,39 @@ class Sketch:
         smallest = s[:, -1:] * len(s[0]) * torch.finfo(s.dtype).eps
         inverse_root = torch.where(s > smallest, s.clamp_min(smallest).rsqrt(), 0)
         return s, self.B.mT @ (V * inverse_root[:, None])
+
+    def fits(self, other: Any) -> bool:
+        """Whether another sketch is of the same columns."""
+        return (
+            isinstance(other, Sketch)
+            and (self.B.shape[::2], self.B.dtype, self.rank)
+            == (other.B.shape[::2], other.B.dtype, other.rank)
+        )  # fmt: skip
+
+    def plus(self, share: float, before: Self | None, stays: float) -> Self:
+        """A sketch of ``stays * before + share * self``; the bound on its error adds up likewise."""
+        rows, B, dropped = self.rows * share, self.B * share**0.5, self.dropped * share
+        if before is None:
+            return replace(self, B=B, dropped=dropped, rows=rows)
+        sketch = replace(
+            self,
+            B=before.B.to(B.device) * stays**0.5,
+            dropped=before.dropped.to(B.device) * stays + dropped,
+            rows=before.rows * stays + rows,
+        )
+        sketch.add_(B)
+        return sketch
+
+    def state(self) -> dict[str, Any]:
+        """Tensors and numbers, from which `from_state` makes it again."""
+        numbers = {"d": self.d, "rank": self.rank, "positions": self.rows}
+        return {"B": self.B, "dropped": self.dropped, **numbers}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """The inverse of `state`, for a sketch per example."""
+        B, rank, dropped = state["B"], state["rank"], state["dropped"]
+        return cls(B, rank, dropped, state["d"], state["positions"], 1)
 
     def _compress_(self) -> None:
         """Keep the ``rank`` strongest directions; what is left out is at most the next one."""

@@ -1,0 +1,167 @@
+"""Rules that are made from the Gram matrices of examples that must not be forgotten."""
+
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxreplay.errors import InputError
+from proxreplay.options import MAX_DIM
+from proxreplay.proximal.layers.capture import as_batches
+from proxreplay.proximal.layers.selection import Selector
+from proxreplay.proximal.layers.sites import Site, Survey, unwrap
+from proxreplay.proximal.rules.base import check_counts
+from proxreplay.proximal.rules.cost import Cost, cost_of
+from proxreplay.proximal.rules.layerwise import LayerwiseRule, Reason, Treatment
+from proxreplay.proximal.shrinkage.spectral import Pace
+from proxreplay.proximal.statistics.collect import Source
+from proxreplay.proximal.statistics.decay import Aged, aged, decay_for
+from proxreplay.proximal.statistics.sketch import Sketch
+from proxreplay.proximal.statistics.statistic import Statistic
+
+
+class GramRule(LayerwiseRule):
+    """A layerwise rule that is rebuilt from the layer inputs of remembered examples.
+
+    Such rules differ in where their statistics come from (`Source`), how those age (``decay``), and
+    how one becomes a factor (`treat`).
+
+    Args:
+        model: any module, also compiled or wrapped for data parallelism.
+        batch_size: examples per forward pass when `refresh` is given one tensor; None for 20 to
+            200, depending on their size.
+        include: names (a module and everything in it) or types to treat; None for all.
+        exclude: names or types to leave alone.
+        source: where the statistics of a refresh come from; None for Gram matrices only.
+        decay: of the moving average of statistics over refreshes; 0 uses only the newest.
+        leave: further reasons for leaving a linear map alone.
+        max_dim: linear maps with more columns have no Gram matrix: they are sketched, where
+            ``source`` does that, or left alone and named in `untreated`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        batch_size: int | None = None,
+        include: Collection[Selector] | None = None,
+        exclude: Collection[Selector] = (),
+        max_dim: int = MAX_DIM,
+        source: Source | None = None,
+        decay: float = 0.0,
+        leave: Sequence[Reason] = (),
+    ) -> None:
+        check_counts(type(self).__name__, batch_size=1 if batch_size is None else batch_size)
+        super().__init__(model, include=include, exclude=exclude, max_dim=max_dim, leave=leave)
+        self.batch_size = batch_size
+        self._source = Source(max_dim) if source is None else source
+        self._decay = decay
+        self._history: dict[str, Aged] = {}
+        self._pace = Pace()
+
+    @abstractmethod
+    def treat(self, site: Site, statistic: Statistic | Sketch) -> Treatment | str:
+        """From a statistic to what gradients are multiplied with, or why they are left alone."""
+
+    def step_(self, only: Collection[int] | None = None) -> None:
+        """`precondition_` for a step that will be made, and count it."""
+        super().step_(only)
+        self._pace.steps += 1
+
+    def refresh(
+        self, inputs: Tensor | Iterable[Any], of: int | None = None, *, batch_dim: int = 0
+    ) -> None:
+        """Rebuild every factor from the examples that must not be forgotten.
+
+        The model is left without a trace. If anything goes wrong, the previous factors stay.
+
+        Args:
+            inputs: a tensor ``[n, ...]``, or an iterable of batches the model can be called with:
+                tensors, tuples of arguments or dicts of keyword arguments.
+            of: how many examples they were drawn from; None for many more. Only a moving average
+                asks: it keeps at most ``1 - n / of`` of earlier refreshes.
+            batch_dim: the dimension of the examples, for models that want another one first.
+        """
+        if of is not None and of < 1:
+            raise InputError(f"{type(self).__name__}.refresh: of={of}; give at least 1.")
+        survey = self._survey()
+        statistics: dict[str, Statistic | Sketch] = {}
+        left_out: dict[str, str] = {}
+        if survey.sites:
+            batches = as_batches(inputs, self.batch_size, batch_dim)
+            statistics, left_out = self._source.collect(
+                unwrap(self.model), survey.sites, batches, batch_dim
+            )
+        self._rebuild(survey, statistics, left_out, of)
+
+    @torch.no_grad()
+    def _rebuild(
+        self,
+        survey: Survey,
+        statistics: dict[str, Statistic | Sketch],
+        left_out: Mapping[str, str],
+        of: int | None,
+    ) -> None:
+        """Make every factor from its statistic, wherever those come from.
+
+        Args:
+            survey: the sites.
+            statistics: by site; each is let go as soon as its factor is there.
+            left_out: why other sites have none.
+            of: as for `refresh`.
+        """
+        treatments, untreated = {}, survey.untreated | dict(left_out)
+        history: dict[str, Aged] = {}
+        for name in list(statistics):
+            statistic = statistics.pop(name)
+            if self._decay > 0:
+                stays = decay_for(self._decay, statistic.samples, of)
+                history[name] = aged(self._history.get(name), statistic, stays)
+                statistic = history[name].instead_of(statistic)
+            made = self.treat(survey.sites[name], statistic)
+            if isinstance(made, str):
+                untreated[name] = made
+            else:
+                treatments[name] = made
+        self._put_in_force(treatments, untreated)
+        self._history = history
+        self._pace.refreshed()
+
+    def cost(
+        self,
+        example_inputs: Tensor | Iterable[Any],
+        *,
+        samples: int | None = None,
+        batch_dim: int = 0,
+    ) -> Cost:
+        """What `refresh` and `precondition_` will cost, from one forward pass over examples.
+
+        Args:
+            example_inputs: as for `refresh`; one example is enough.
+            samples: the number of examples of the refresh; None for as many as given.
+            batch_dim: the dimension of the examples.
+        """
+        return cost_of(
+            unwrap(self.model),
+            self._survey(),
+            as_batches(example_inputs, self.batch_size, batch_dim),
+            max_dim=self.max_dim,
+            sketch=self._source.sketch,
+            samples=samples,
+            batch_dim=batch_dim,
+            history=self._decay > 0,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the refreshes made: tensors, numbers and strings in nested dicts."""
+        history = {name: one.state() for name, one in self._history.items()}
+        return super().state_dict() | ({"history": history} if history else {})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` of the same rule on a model of the same shape gave."""
+        super().load_state_dict(state)
+        saved = state.get("history", {})
+        self._history = {name: Aged.from_state(one) for name, one in saved.items()}
