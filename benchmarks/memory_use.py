@@ -63,7 +63,7 @@ def run() -> list[Claim]:
     model, x = network(), images(100)
     LPR(model, 4.0, 2.0).refresh(x)  # index tables are made once and for all
     lpr = LPR(model, 4.0, 2.0)
-    plan = lpr.plan(x[:1], samples=2000)
+    plan = lpr.cost(x[:1], samples=2000)
     before = live()
     lpr.refresh(x)
     kept = live() - before

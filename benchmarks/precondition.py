@@ -43,7 +43,7 @@ def run() -> list[Claim]:
     times = interleaved(
         {"step": step, "exact": exact.precondition_, "spectral": spectral.precondition_}, rounds=30
     )
-    factors = [one.factor for one in spectral._treatments.values() if one.factor.width == 1440]
+    factors = [spectral.shrinkage(n) for n, one in spectral.layers.items() if one.d == 1440]
     ranks = [one.f.shape[1] for one in factors if isinstance(one, SpectralShrinkage)]
     more = refreshes.median("spectral") - refreshes.median("exact")
     return [

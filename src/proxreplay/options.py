@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from proxreplay.errors import InputError
 
-
 MAX_DIM = 8192  # columns: a layer with more has no dense matrix in any rule
 
 

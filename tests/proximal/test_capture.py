@@ -129,7 +129,7 @@ def test_half_precision_activations_do_not_overflow_the_statistic():
     model = nn.Linear(2, 1).half()
     lpr = LPR(model)
     lpr.refresh(torch.full((4, 2), 500.0, dtype=torch.float16))  # 500^2 is not a float16
-    assert lpr._treatments[""].factor.dtype == torch.float32
+    assert lpr.shrinkage("").dtype == torch.float32
 
 
 def test_autocast_around_refresh_does_not_round_the_statistic():
@@ -163,7 +163,7 @@ def test_calls_of_one_module_accumulate():
     Z = torch.nn.functional.pad(torch.cat([x, first, second]).detach(), (0, 1), value=1.0)
     omega = 2.0 / (5 * 3**1.5)
     expected = torch.linalg.inv(torch.eye(4, dtype=Z.dtype) + omega * Z.T @ Z)
-    torch.testing.assert_close(lpr._treatments["layer"].factor.Lambda[0], expected)
+    torch.testing.assert_close(lpr.shrinkage("layer").Lambda[0], expected)
     assert lpr.layers["layer"].positions == 3
 
 

@@ -333,7 +333,7 @@ def test_self_attention_shares_one_gram_between_its_projections():
     x = random(3, 5, 4)
     lpr = LPR(layer)
     lpr.refresh([(x, x, x)])
-    q, k, v = (lpr._treatments[f"{name}_proj"].factor.Lambda for name in "qkv")
+    q, k, v = (lpr.shrinkage(f"{name}_proj").Lambda for name in "qkv")
     assert torch.equal(q, k)
     assert torch.equal(k, v)
 

@@ -8,11 +8,9 @@ from hypothesis import strategies as st
 from proxreplay.proximal.shrinkage.forms import (
     DenseShrinkage,
     SpectralShrinkage,
-    invert_,
-    shrinkage_,
     shrinkage_from_state,
-    spectral_shrinkage,
 )
+from proxreplay.proximal.shrinkage.inverse import dense_inverse_, invert_, spectral_inverse
 from proxreplay.proximal.statistics.sketch import Sketch
 from tests.reference import random
 
@@ -26,9 +24,9 @@ def metric(Z, omega):
 def both_forms(Z, omega):
     G = Z.mT @ Z
     s, U = torch.linalg.eigh(G)
-    spectral, error = spectral_shrinkage(s, U, omega, torch.zeros(len(Z)), 0.0)
+    spectral, error = spectral_inverse(s, U, omega, torch.zeros(len(Z)), 0.0)
     assert error <= 1e-12
-    return [DenseShrinkage(shrinkage_(G, omega)), spectral]
+    return [DenseShrinkage(dense_inverse_(G, omega)), spectral]
 
 
 @settings(deadline=None, max_examples=25)
@@ -89,9 +87,9 @@ def test_float32_cholesky_survives_a_badly_conditioned_gram():
     scales = torch.logspace(0, -3, 50)
     Z = torch.randn(400, 50, generator=torch.Generator().manual_seed(0)) * scales * 50
     G = (Z.T @ Z)[None]
-    exact = shrinkage_((Z.double().T @ Z.double())[None], 1.0)[0]
+    exact = dense_inverse_((Z.double().T @ Z.double())[None], 1.0)[0]
     assert torch.linalg.cond(torch.linalg.inv(exact)) > 1e5
-    assert torch.linalg.matrix_norm(shrinkage_(G, 1.0)[0].double() - exact, 2) < 1e-3
+    assert torch.linalg.matrix_norm(dense_inverse_(G, 1.0)[0].double() - exact, 2) < 1e-3
 
 
 @settings(deadline=None, max_examples=25)
@@ -127,11 +125,11 @@ def test_a_scaled_spectral_shrinkage_is_restricted_like_the_dense_one(kept):
 @pytest.mark.parametrize("width", [1, 2, 7, 45])
 @pytest.mark.parametrize("by_halves", [360, 5], ids=["by Cholesky", "by halves"])
 def test_a_dense_factor_is_made_in_the_memory_of_the_gram(groups, width, by_halves, monkeypatch):
-    monkeypatch.setattr("proxreplay.proximal.shrinkage.forms.BY_HALVES", by_halves)
+    monkeypatch.setattr("proxreplay.proximal.shrinkage.inverse.BY_HALVES", by_halves)
     Z = random(groups, 9, width)
     G = Z.mT @ Z
     expected = torch.linalg.inv(torch.eye(width, dtype=torch.float64) + 0.3 * G)
-    made = shrinkage_(G, 0.3)
+    made = dense_inverse_(G, 0.3)
     assert made.data_ptr() == G.data_ptr()
     torch.testing.assert_close(made, expected)
 

@@ -15,7 +15,8 @@ from proxreplay.errors import InputError
 from proxreplay.models import small_cnn
 from proxreplay.models.heads import GrowingHead
 from proxreplay.proximal import Strength
-from proxreplay.proximal.shrinkage.forms import SpectralShrinkage, shrinkage_
+from proxreplay.proximal.shrinkage.forms import SpectralShrinkage
+from proxreplay.proximal.shrinkage.inverse import dense_inverse_
 from tests.reference import (
     assert_same_state,
     dense_shrinkage,
@@ -27,7 +28,7 @@ from tests.reference import (
 
 
 def lambda_of(lpr, name=""):
-    return lpr._treatments[name].factor.Lambda
+    return lpr.shrinkage(name).Lambda
 
 
 def test_omega_zero_is_bit_identical_to_no_lpr():
@@ -290,10 +291,10 @@ class TestLargeLayers:
     def test_the_spectral_form_is_within_its_tolerance(self):
         layer = nn.Linear(60, 7).double()
         x = random(50, 60) * 0.8 ** torch.arange(60.0)
-        dense, spectral = LPR(layer, 4.0), LPR(layer, 4.0, max_dim=40)
+        dense, spectral = LPR(layer, 4.0), LPR(layer, 4.0, max_dim=40, tolerance=0.01)
         for lpr in (dense, spectral):
             lpr.refresh(x)
-        factor = spectral._treatments[""].factor
+        factor = spectral.shrinkage("")
         made = factor.apply(torch.eye(61, dtype=x.dtype)[None])[0]
         assert torch.linalg.matrix_norm(made - lambda_of(dense)[0], 2) <= 0.01
         assert factor.U.shape[2] < 20
@@ -304,16 +305,23 @@ class TestLargeLayers:
         lpr = LPR(layer, 100.0, max_dim=30)
         lpr.refresh(torch.randn(500, 60))
         assert not lpr.layers
-        assert "max_dim = 30" in lpr.untreated[""]
+        assert "d = 61 is more than max_dim" in lpr.untreated[""]
+        assert "tolerance 0.05" in lpr.untreated[""]
+
+    def test_without_a_tolerance_they_are_left_alone_and_named(self):
+        lpr = LPR(nn.Linear(60, 7), max_dim=30, tolerance=0)
+        lpr.refresh(torch.randn(3, 60))
+        assert not lpr.layers
+        assert lpr.untreated == {"": "d = 61 is more than max_dim = 30."}
 
     def test_patches_have_a_spectral_form_too(self):
         torch.manual_seed(0)
         layer = nn.Conv2d(8, 4, 3, padding=1).double()
         x = random(3, 8, 1, 1).expand(3, 8, 5, 5)  # 27 different patches
-        dense, spectral = LPR(layer), LPR(layer, max_dim=72)
+        dense, spectral = LPR(layer), LPR(layer, max_dim=72, tolerance=0.01)
         for lpr in (dense, spectral):
             lpr.refresh(x)
-        factor = spectral._treatments[""].factor
+        factor = spectral.shrinkage("")
         made = factor.apply(torch.eye(73, dtype=x.dtype)[None])[0]
         assert torch.linalg.matrix_norm(made - lambda_of(dense)[0], 2) <= 0.01
 
@@ -336,12 +344,12 @@ class TestLargeLayers:
         assert largest < d * 100
 
 
-class TestPlan:
+class TestCost:
     def test_it_tells_the_bytes_that_refresh_then_takes(self):
         model = small_cnn(1, 3)
         lpr = LPR(model)
         x = torch.randn(6, 1, 8, 8)
-        plan = lpr.plan(x[:1], samples=6)
+        plan = lpr.cost(x[:1], samples=6)
         assert not lpr.layers
         lpr.refresh(x)
         for name, layer in lpr.layers.items():
@@ -351,7 +359,7 @@ class TestPlan:
         assert plan.bytes == sum(layer.bytes for layer in lpr.layers.values())
 
     def test_flops_by_hand(self):
-        plan = LPR(nn.Linear(9, 4)).plan(torch.randn(2, 3, 9), samples=20)
+        plan = LPR(nn.Linear(9, 4)).cost(torch.randn(2, 3, 9), samples=20)
         cost = plan.layers[""]
         assert cost.step_flops == 2 * 4 * 10 * 10
         assert cost.refresh_flops == 2 * 60 * 10 * 10 + 10**3
@@ -362,7 +370,7 @@ class TestPlan:
     def test_it_names_what_will_be_left_alone(self):
         model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2), "c": nn.GRU(2, 2)})
         model.forward = lambda x: model["a"](x)
-        plan = LPR(model).plan(torch.randn(2, 2))
+        plan = LPR(model).cost(torch.randn(2, 2))
         assert plan.untreated.keys() == {"b", "c"}
 
     def test_no_gram_is_built(self, monkeypatch):
@@ -370,7 +378,7 @@ class TestPlan:
             raise AssertionError("a Gram was built")
 
         monkeypatch.setattr("proxreplay.proximal.statistics.collect.gram_with_bias", refuse)
-        LPR(nn.Linear(3, 2)).plan(torch.randn(2, 3))
+        LPR(nn.Linear(3, 2)).cost(torch.randn(2, 3))
         with pytest.raises(AssertionError, match="was built"):
             LPR(nn.Linear(3, 2)).refresh(torch.randn(2, 3))
 
@@ -399,10 +407,10 @@ class TestTolerance:
         torch.manual_seed(0)
         layer = nn.Linear(600, 3).double()
         x = random(40, 600)  # 40 rows: at most 40 of 601 directions are shrunk at all
-        exact, near = LPR(layer, 5.0), LPR(layer, 5.0, tolerance=0.02)
+        exact, near = LPR(layer, 5.0, tolerance=0), LPR(layer, 5.0, tolerance=0.02)
         exact.refresh(x)
         near.refresh(x)
-        assert isinstance(near._treatments[""].factor, SpectralShrinkage)
+        assert isinstance(near.shrinkage(""), SpectralShrinkage)
         assert near.layers[""].bytes < exact.layers[""].bytes / 10
         g = fill_gradients_(layer)
         exact.precondition_()
@@ -415,7 +423,7 @@ class TestTolerance:
     def test_layers_in_which_most_directions_matter_stay_dense_and_exact(self):
         layer = nn.Linear(520, 2)
         x = torch.randn(1000, 520)
-        lpr, exact = LPR(layer, 1e3, tolerance=0.02), LPR(layer, 1e3)
+        lpr, exact = LPR(layer, 1e3, tolerance=0.02), LPR(layer, 1e3, tolerance=0)
         lpr.refresh(x)
         exact.refresh(x)
         assert_same_state(lpr.state_dict()["layers"], exact.state_dict()["layers"])
@@ -485,9 +493,9 @@ def test_factors_stay_when_one_of_the_next_cannot_be_made(monkeypatch):
         made.append(G)
         if len(made) == 2:
             raise torch.linalg.LinAlgError("not positive definite")
-        return shrinkage_(G, omega)
+        return dense_inverse_(G, omega)
 
-    monkeypatch.setattr("proxreplay.proximal.rules.lpr.shrinkage_", failing)
+    monkeypatch.setattr("proxreplay.proximal.shrinkage.choose.dense_inverse_", failing)
     with pytest.raises(torch.linalg.LinAlgError):
         lpr.refresh(torch.randn(5, 3))
     assert_same_state(lpr.state_dict(), before)

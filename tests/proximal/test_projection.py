@@ -305,7 +305,7 @@ def test_a_parameter_that_does_not_move_leaves_the_problem_of_the_others():
     x[:, 1] = x[:, 0]  # the first group has one direction fewer
     for rule in (GPM(layer, 1.0), SGP(layer, 0.95)):
         rule.refresh(x)
-        factor = rule._treatments[""].factor
+        factor = rule.shrinkage("")
         Lambda = torch.eye(3).double() - factor.U @ torch.diag_embed(factor.f) @ factor.U.mT
         fill_gradients_(layer)
         G = layer.weight.grad.reshape(2, 2, 2).clone()

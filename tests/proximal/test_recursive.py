@@ -286,7 +286,9 @@ def test_an_embedding_tied_to_the_head_is_named(rule):
     g = model.head.weight.grad.clone()
     made.observe(batch_of(x))
     made.precondition_()
-    assert list(made.untreated.values()) == ["an Embedding shares its weight; no one P fits both."]
+    assert list(made.untreated.values()) == [
+        "an Embedding shares its weight; only LPR treats both."
+    ]
     assert torch.equal(model.head.weight.grad, g)
 
 

@@ -14,7 +14,7 @@ from tests.reference import assert_same_state, fill_gradients_, flat_gradient, r
 
 
 def lambda_of(lpr, name=""):
-    return lpr._treatments[name].factor.Lambda[0]
+    return lpr.shrinkage(name).Lambda[0]
 
 
 @settings(deadline=None, max_examples=25)
@@ -102,7 +102,7 @@ def test_zero_makes_everything_anew_and_keeps_nothing():
     x = torch.randn(5, 3)
     lpr.refresh(x)
     fresh.refresh(x)
-    assert_same_state(lpr.state_dict(), fresh.state_dict())
+    assert torch.equal(lambda_of(lpr), lambda_of(fresh))
     assert "history" not in lpr.state_dict()
 
 
@@ -134,7 +134,7 @@ def test_a_failure_while_factors_are_made_leaves_the_history_alone(monkeypatch):
     lpr = LPR(layer, rolling=0.8)
     lpr.refresh(torch.randn(4, 2))
     before = copy.deepcopy(lpr.state_dict())
-    monkeypatch.setattr("proxreplay.proximal.rules.lpr.shrinkage_", lambda *_: 1 / 0)
+    monkeypatch.setattr("proxreplay.proximal.shrinkage.choose.dense_inverse_", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         lpr.refresh(torch.randn(4, 2))
     assert_same_state(lpr.state_dict(), before)
@@ -185,12 +185,36 @@ def test_it_is_checked(rolling):
         LPR(nn.Linear(2, 2), rolling=rolling)
 
 
-def test_the_plan_counts_what_is_remembered():
+def test_the_cost_counts_what_is_remembered():
     layer = nn.Linear(9, 2)
     x = torch.randn(5, 9)
     for rolling, times in ((0.0, 1), (0.5, 2)):
         lpr = LPR(layer, rolling=rolling)
         lpr.refresh(x)
-        held = [one.factor.bytes for one in lpr._treatments.values()]
-        held += [one.G.nbytes for one in lpr._history.values()]
-        assert lpr.plan(x).bytes == sum(held) == times * 4 * 10 * 10
+        held = [one.bytes for one in lpr.layers.values()]
+        held += [one["G"].nbytes for one in lpr.state_dict().get("history", {}).values()]
+        assert lpr.cost(x).bytes == sum(held) == times * 4 * 10 * 10
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    rolling=st.floats(0.05, 0.95),
+    seed=st.integers(0, 99),
+)
+def test_layers_too_wide_for_a_gram_age_like_the_others(sizes, rolling, seed):
+    """The sketch keeps what few rows span, so both are the same; dense is the truth."""
+    layer = nn.Linear(40, 2).double()
+    wide = LPR(layer, 3.0, rolling=rolling, max_dim=39, tolerance=1e-9)
+    dense = LPR(layer, 3.0, rolling=rolling)
+    for i, n in enumerate(sizes):
+        x = random(n, 40, seed=seed + i)
+        wide.refresh(x)
+        dense.refresh(x)
+    made = wide.shrinkage("").apply(torch.eye(41, dtype=torch.float64)[None])[0]
+    torch.testing.assert_close(made, lambda_of(dense), rtol=0, atol=1e-7)
+    again = LPR(layer, 3.0, rolling=rolling, max_dim=39, tolerance=1e-9)
+    again.load_state_dict(copy.deepcopy(wide.state_dict()))
+    for lpr in (wide, again):
+        lpr.refresh(random(3, 40, seed=7))
+    assert_same_state(wide.state_dict(), again.state_dict())

@@ -129,7 +129,7 @@ def test_accumulated_gradients_are_preconditioned_once():
     before = torch.cat([model[4].weight, model[4].bias[:, None]], dim=1).detach()
     optimizer.step()
     after = torch.cat([model[4].weight, model[4].bias[:, None]], dim=1).detach()
-    expected = before - raw @ lpr._treatments["4"].factor.Lambda[0]
+    expected = before - raw @ lpr.shrinkage("4").Lambda[0]
     torch.testing.assert_close(after, expected)
 
 

@@ -22,7 +22,7 @@ from tests.reference import (
 
 def covered(lpr):
     """Parameters that treated layers speak for."""
-    return {c.name for one in lpr._treatments.values() for c in one.site.columns}
+    return {name for one in lpr.layers.values() for name in one.parameters}
 
 
 class Twins(nn.Module):
@@ -124,7 +124,7 @@ def test_a_tied_language_model_has_a_plan_and_a_state():
     model = Language(True)
     tokens = torch.randint(6, (4, 5))
     lpr = LPR(model)
-    plan = lpr.plan(tokens)
+    plan = lpr.cost(tokens)
     lpr.refresh(tokens)
     assert (plan.layers["out"].d, plan.layers["out"].positions) == (4, 10)
     assert plan.bytes == sum(layer.bytes for layer in lpr.layers.values())

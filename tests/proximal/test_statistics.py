@@ -8,12 +8,12 @@ from proxreplay import LPR
 from proxreplay.errors import RefreshError
 from proxreplay.proximal.gram.rows import DenseRows, PatchRows, SharedRows
 from proxreplay.proximal.layers.sites import find_sites
-from proxreplay.proximal.statistics.collect import GramCollector, collect
+from proxreplay.proximal.statistics.collect import Source
 from tests.reference import assert_same_state, random
 
 
 def statistics_of(model: nn.Module, batches: list[torch.Tensor]):
-    statistics, _ = collect(model, find_sites(model).sites, batches, GramCollector(100))
+    statistics, _ = Source(max_dim=100).collect(model, find_sites(model).sites, batches, 0)
     return statistics
 
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from proxreplay import LPR
-from proxreplay.proximal.rules import lpr as lpr_module
 from proxreplay.proximal.shrinkage.forms import (
     DenseShrinkage,
     SpectralShrinkage,
@@ -202,7 +201,7 @@ class TestRefreshes:
         for _ in range(steps):
             fill_gradients_(lpr.model)
             lpr.precondition_()
-        return lpr._treatments[""].factor
+        return lpr.shrinkage("")
 
     @staticmethod
     def counted(monkeypatch):
@@ -213,7 +212,7 @@ class TestRefreshes:
             starts.append(start)
             return follow(G, omega, tolerance, most, start)
 
-        monkeypatch.setattr(lpr_module, "follow", counting)
+        monkeypatch.setattr("proxreplay.proximal.shrinkage.choose.follow", counting)
         return starts
 
     def test_every_one_is_within_the_tolerance_and_starts_from_the_one_before(self, monkeypatch):
@@ -254,5 +253,5 @@ class TestRefreshes:
             before = len(starts)
             lpr.refresh(x)
             looks += [refresh] * (len(starts) - before)
-            assert isinstance(lpr._treatments[""].factor, DenseShrinkage)
+            assert isinstance(lpr.shrinkage(""), DenseShrinkage)
         assert looks == [0, LOOK_EVERY]

@@ -12,7 +12,7 @@ from proxreplay.evaluation.diagnostics import (
 )
 from proxreplay.experiments.config import DiagnosticsSettings
 from proxreplay.experiments.results import Record
-from proxreplay.proximal.rules.base import LayerwiseRule
+from proxreplay.proximal.rules.layerwise import LayerwiseRule
 from proxreplay.replay import Learner
 
 

@@ -11,7 +11,7 @@ from proxreplay.experiments.build import build_learner, build_stream
 from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.configure import declared
 from proxreplay.experiments.run import evaluation_due, threads
-from proxreplay.proximal.rules.base import LayerwiseRule
+from proxreplay.proximal.rules.layerwise import LayerwiseRule
 from proxreplay.replay import Learner
 
 

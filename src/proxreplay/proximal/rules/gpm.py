@@ -163,8 +163,13 @@ class GPM(GramRule):
         self.energy_growth = energy_growth
         self.accumulate = accumulate
         self.norms = norms
-                super().__init__(
-            model, batch_size=batch_size, include=include, exclude=exclude, max_dim=max_dim
+        super().__init__(
+            model,
+            batch_size=batch_size,
+            include=include,
+            exclude=exclude,
+            max_dim=max_dim,
+            leave=[tied_weight, *([plain_norm] if norms == "plain" else [])],
         )
 
     @property

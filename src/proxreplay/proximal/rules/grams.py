@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch

@@ -43,9 +43,10 @@ class TreatedLayer:
     Args:
         name: of the module, with the map's name where it holds several.
         kind: the module's type.
+        parameters: whose gradients it changes, by name.
         d: columns, those of trained biases included.
         groups: independent maps of that size.
-        positions: rows an example, ``n_eff`` in the paper.
+        positions: rows per example, ``n_eff`` in the paper.
         omega: the strength its rows are weighted with; None for rules that have none.
         bytes: memory of the factor.
         shared_with: other modules that use the same weight.
@@ -53,6 +54,7 @@ class TreatedLayer:
 
     name: str
     kind: str
+    parameters: tuple[str, ...]
     d: int
     groups: int
     positions: float
@@ -92,6 +94,7 @@ class Treatment:
         return TreatedLayer(
             name=site.name,
             kind=site.kind,
+            parameters=tuple(column.name for column in site.columns),
             d=factor.width,
             groups=factor.groups,
             positions=self.positions,
@@ -149,6 +152,10 @@ class LayerwiseRule(GradientRule):
     def untreated(self) -> dict[str, str]:
         """Modules and parameters that are trained but left alone, with the reason."""
         return dict(self._untreated)
+
+    def shrinkage(self, name: str) -> Shrinkage:
+        """``Lambda`` of one of the `layers`, by its name."""
+        return self._treatments[name].factor
 
     @torch.no_grad()
     def precondition_(self, only: Collection[int] | None = None) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from proxreplay.errors import InputError
 from proxreplay.options import MAX_DIM, LPROptions
 from proxreplay.proximal.gram.rows import ColumnRows, Rows
+from proxreplay.proximal.layers.registry import RowsFunction
 from proxreplay.proximal.layers.selection import Selector, check_selectors, override_of
 from proxreplay.proximal.layers.sites import Site, unwrap
 from proxreplay.proximal.layers.torch_layers import batchnorm_rows
@@ -91,14 +91,16 @@ class LPR(GramRule):
         self.tolerance = tolerance
         self.rolling = rolling
         check_selectors(unwrap(model), self.overrides, "LPR(overrides=...)")
-        authors = {_BatchNorm: authors_batchnorm_rows} if reference == "authors" else {}
+        instead: dict[type[nn.Module], RowsFunction] = {}
+        if reference == "authors":
+            instead[_BatchNorm] = authors_batchnorm_rows
         super().__init__(
             model,
             batch_size=batch_size,
             include=include,
             exclude=exclude,
             max_dim=max_dim,
-            source=Source(max_dim, sketch=tolerance > 0, instead=authors),
+            source=Source(max_dim, sketch=tolerance > 0, instead=instead),
             decay=rolling,
             leave=[self._switched_off],
         )

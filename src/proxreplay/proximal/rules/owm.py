@@ -59,7 +59,7 @@ class OWM(LayerwiseRule):
     >>> owm.precondition_()
     """
 
-    default_alpha: ClassVar[Alpha] = ConstantAlpha(1e-3)
+    default_alpha: ClassVar[ConstantAlpha | AdaptiveAlpha] = ConstantAlpha()
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class OWM(LayerwiseRule):
         rule = type(self).__name__
         check_norms(rule, norms, ("plain", "treat"))
         self.norms = norms
-        self.alpha = self.default_alpha if alpha is None else _as_alpha(alpha)
+        self.alpha: Alpha = self.default_alpha if alpha is None else _as_alpha(alpha)
         self.overrides = {key: _as_alpha(value) for key, value in (overrides or {}).items()}
         self._observed = 0
         check_selectors(unwrap(model), self.overrides, f"{rule}(overrides=...)")

@@ -221,5 +221,9 @@ def shrinkage_from_state(state: Mapping[str, Tensor]) -> Shrinkage:
     if "U" in state:
         scale = float(state.get("scale", 1.0))
         return SpectralShrinkage(state["U"], state["f"], scale, state.get("spare"))
-    forms = {"Lambda": DenseShrinkage, "S": RootShrinkage, "T": RowwiseShrinkage}
+    forms: dict[str, type[Shrinkage]] = {
+        "Lambda": DenseShrinkage,
+        "S": RootShrinkage,
+        "T": RowwiseShrinkage,
+    }
     return next(form(**state) for key, form in forms.items() if key in state)

@@ -3,7 +3,11 @@
 import torch
 from torch import Tensor
 
-from proxreplay.proximal.shrinkage.forms import RowwiseShrinkage, SpectralShrinkage, rowwise_shrinkage
+from proxreplay.proximal.shrinkage.forms import (
+    RowwiseShrinkage,
+    SpectralShrinkage,
+    rowwise_shrinkage,
+)
 
 BY_HALVES = 360  # columns up to which LAPACK inverts as fast as large products do
 

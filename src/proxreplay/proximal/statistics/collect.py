@@ -209,7 +209,9 @@ class Source:
             )
         statistics = collector.finish(samples)
         silent = sites.keys() - statistics.keys() - collector.skipped.keys()
-        missing = dict.fromkeys(sorted(silent), "not called in the forward pass of the last refresh.")
+        missing = dict.fromkeys(
+            sorted(silent), "not called in the forward pass of the last refresh."
+        )
         return statistics, collector.skipped | missing
 
 

@@ -75,7 +75,7 @@ class Sketch:
         )  # fmt: skip
 
     def plus(self, share: float, before: Self | None, stays: float) -> Self:
-        """A sketch of ``stays * before + share * self``; the bound on its error adds up likewise."""
+        """A sketch of ``stays * before + share * self``, with the bound on its error."""
         rows, B, dropped = self.rows * share, self.B * share**0.5, self.dropped * share
         if before is None:
             return replace(self, B=B, dropped=dropped, rows=rows)
