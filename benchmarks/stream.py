@@ -4,9 +4,8 @@ from benchmarks.data import stretch
 from benchmarks.network import CIFAR, network
 from benchmarks.timing import Claim, interleaved, main
 from proxreplay import LPR, Learner
-from proxreplay.options import LPROptions
+from proxreplay.options import LearnerOptions, LPROptions
 from proxreplay.replay import ClassBalancedMemory
-from proxreplay.replay.learner import REFRESH_SAMPLES
 
 MEMORY, EVERY = 2000, 10
 
@@ -15,7 +14,7 @@ def run() -> list[Claim]:
     x, y, source = stretch(MEMORY + 10 * EVERY)
     batches = list(zip(x[MEMORY:].split(10), y[MEMORY:].split(10), strict=True))
 
-    def learner(samples: int | None = REFRESH_SAMPLES, **options: float) -> Learner:
+    def learner(samples: int | None = LearnerOptions.refresh_samples, **options: float) -> Learner:
         model = network()
         made = Learner(
             model,
@@ -47,7 +46,7 @@ def run() -> list[Claim]:
         {name: lambda one=one: cycle(one) for name, one in learners.items()},  # type: ignore[misc]
         rounds=5,  # a cycle is 30 steps and a refresh
     )
-    n = REFRESH_SAMPLES
+    n = LearnerOptions.refresh_samples
     return [
         Claim(
             f"LPR (ER) / ER, exact, memory 2,000, T = 10 ({source})",

@@ -1,8 +1,9 @@
 """Batch: the one thing that flows from the stream to the learner and into the memory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from proxreplay.errors import InputError
@@ -15,7 +16,7 @@ class Batch:
     Args:
         inputs: ``[n, ...]``, as stored (uint8 for images).
         labels: ``[n]``, int64.
-        extras: further tensors with one row an example, such as stored ``logits`` ``[n, classes]``.
+        extras: further tensors with one row per example, such as ``logits`` ``[n, classes]``.
         task: the task this batch comes from. Only the evaluator may look at it.
         position: how many stream batches came before. Only the evaluator may look at it.
         train: whether SGD steps are made on it; a short last batch is only remembered.
@@ -43,16 +44,23 @@ class Batch:
             if len(tensor) != len(self.inputs):
                 raise InputError(
                     f"Batch: {len(self.inputs)} inputs but {len(tensor)} {name}; "
-                    "give one row an example."
+                    "give one row per example."
                 )
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def with_inputs(self, inputs: Tensor) -> "Batch":
-        """The same examples seen through a transform."""
-        return replace(self, inputs=inputs)
-
     def with_extras(self, **extras: Tensor) -> "Batch":
         """The same examples with more tensors beside them."""
         return replace(self, extras={**self.extras, **extras})
+
+    @staticmethod
+    def joined(batches: "Sequence[Batch]") -> "Batch":
+        """One batch after the other as one; all have the same extras."""
+        if len(batches) == 1:
+            return batches[0]
+        return Batch(
+            torch.cat([batch.inputs for batch in batches]),
+            torch.cat([batch.labels for batch in batches]),
+            {name: torch.cat([b.extras[name] for b in batches]) for name in batches[0].extras},
+        )

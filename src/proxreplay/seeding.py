@@ -19,8 +19,24 @@ def generator(seed: int, purpose: str) -> torch.Generator:
 
 
 @contextmanager
-def seeded(seed: int, purpose: str) -> Iterator[None]:
-    """Run torch code that only knows the global generator, and leave that one as it was."""
-    with torch.random.fork_rng():
-        torch.manual_seed(derive_seed(seed, purpose))
+def seeded(seed: int, purpose: str, device: torch.device | None = None) -> Iterator[None]:
+    """Run torch code that only knows the global generators, and leave those as they were.
+
+    Args:
+        seed: see `derive_seed`.
+        purpose: see `derive_seed`.
+        device: the only one that is used beside the CPU; None for all there are.
+    """
+    own = derive_seed(seed, purpose)
+    if device is None:
+        with torch.random.fork_rng():
+            torch.manual_seed(own)
+            yield
+        return
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        # torch.manual_seed formats a stack trace for every kind of device that is absent.
+        torch.default_generator.manual_seed(own)
+        if devices:
+            torch.cuda.manual_seed(own)
         yield

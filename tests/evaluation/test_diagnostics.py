@@ -308,23 +308,24 @@ def learn(diagnosed: bool) -> tuple[dict[str, Tensor], list[float], Tensor, int]
     network = small_cnn(1, None, (3, 4))
     model = nn.Sequential(nn.Dropout(0.2), network)
     rule = LPR(model, omega_0=2.0)
-    learner = Learner(model, ClassBalancedMemory(20), rule, refresh_every=2, seed=1)
     drift, found = None, []
+    observers = [GradientRatios(model, rule, found.append)] if diagnosed else []
+    memory = ClassBalancedMemory(20)
+    learner = Learner(model, memory, rule, refresh_every=2, observers=observers, seed=1)
     if diagnosed:
         x = torch.randn(7, 1, 5, 5, generator=generator(5))
         drift = RepresentationDrift(model, x, ["1.conv1", "1.norm2", "1.head"])
         drift.attach(learner.optimizer)
-        probe = GradientRatios(model, rule, found.append, optimizer=learner.optimizer)
-        learner.loss = probe.around(learner.loss)
     losses = []
     for batch in batches(8, (1, 5, 5)):
-        losses.append(learner.learn(batch.inputs, batch.labels))
+        losses.append(learner.learn(batch.inputs, batch.labels).loss)
         if diagnosed:
             shrinkage_spectrum(model, rule, ["1.conv2", "1.head"])
     if drift is not None:
         assert drift.total() > 0
         assert len(found) == 24
         assert found[-1].overall["new"] < 1
+        assert found[-1].lr == learner.lr
     return model.state_dict(), losses, torch.get_rng_state(), len(found)
 
 
@@ -345,9 +346,9 @@ def test_a_run_with_a_wide_layer_is_bit_identical_with_and_without_diagnostics()
         torch.manual_seed(0)
         model = mlp(600, 4, hidden=(64,))
         rule = LPR(model, omega_0=2.0, tolerance=0.05)
-        learner = Learner(model, ClassBalancedMemory(200), rule, refresh_every=2, seed=1)
-        if diagnosed:
-            learner.loss = GradientRatios(model, rule, lambda _: None).around(learner.loss)
+        observers = [GradientRatios(model, rule, lambda _: None)] if diagnosed else []
+        memory = ClassBalancedMemory(200)
+        learner = Learner(model, memory, rule, refresh_every=2, observers=observers, seed=1)
         for batch in batches(3, (600,), n=55):
             learner.learn(batch.inputs, batch.labels)
         states.append(model.state_dict())

@@ -84,7 +84,7 @@ def learn(learner: Learner, first: int, batches: int) -> list[str]:
         rng = torch.Generator().manual_seed(i)
         images = torch.randint(0, 256, (6, 1, 8, 8), generator=rng, dtype=torch.uint8)
         labels = torch.randint(0, 2, (6,), generator=rng) + 2 * (i // 5)
-        losses.append(learner.learn(images, labels).hex())
+        losses.append(learner.learn(images, labels).loss.hex())
     return losses
 
 

@@ -6,7 +6,7 @@ import torch
 from proxreplay import LPR, Learner
 from proxreplay.errors import InputError
 from proxreplay.models import mlp, slim_resnet18
-from proxreplay.replay.compiling import check_compiler, parts_that_stay
+from proxreplay.replay.placement import check_compiler, parts_that_stay
 from tests.reference import random
 
 CPU = torch.device("cpu")

@@ -1,5 +1,6 @@
 """From a configuration to what a run is made of: stream, network and learner."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -14,7 +15,7 @@ from proxreplay.experiments.benchmarks import CUSTOM, Benchmark
 from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.recipes import METHODS, RuleInputs, find_method
 from proxreplay.models import load_network
-from proxreplay.replay import EMA, ClassBalancedMemory, Learner, UnlimitedMemory
+from proxreplay.replay import ClassBalancedMemory, Learner, Observer, UnlimitedMemory
 from proxreplay.seeding import seeded
 
 
@@ -45,7 +46,11 @@ def build_network(config: RunConfig, benchmark: Benchmark, dataset: Dataset) -> 
 
 
 def build_learner(
-    config: RunConfig, benchmark: Benchmark, dataset: Dataset, stream: Stream
+    config: RunConfig,
+    benchmark: Benchmark,
+    dataset: Dataset,
+    stream: Stream,
+    observers: Sequence[Observer] = (),
 ) -> Learner:
     """Compose the parts that the configuration's method names."""
     method = find_method(config.method)
@@ -56,26 +61,25 @@ def build_learner(
         UnlimitedMemory() if config.capacity is None else ClassBalancedMemory(config.capacity),
         method.rule(RuleInputs(network, config, steps)) if method.rule is not None else None,
         loss=method.loss(config),
-        averaging=EMA(network, config.averaging.momentum) if method.averaged else None,
+        averaging=config.averaging if method.averaged else None,
         lr=config.lr,
         steps_per_batch=config.steps_per_batch,
         replay_batch=config.replay_batch,
-        refresh_every=_refresh_every(config, stream),
+        refresh_every=_refresh_every(config),
         refresh_samples=config.refresh.samples,
         transform=benchmark.transform,
         compile=config.compile,
+        observers=observers,
         seed=config.seed,
     )
 
 
-def _refresh_every(config: RunConfig, stream: Stream) -> int:
-    """Stream batches between refreshes from the memory; more than there are, for none."""
-    if config.refresh.interval is not None:
-        return config.refresh.interval
-    if not find_method(config.method).task_ends:
+def _refresh_every(config: RunConfig) -> int | None:
+    """Stream batches between refreshes from the memory; None for none."""
+    if config.refresh.interval is None and not find_method(config.method).task_ends:
         able = " and ".join(method.name for method in METHODS.values() if method.task_ends)
         raise InputError(
             f"refresh.every=task: only {able} can be refreshed at the ends of tasks, not "
             f"{config.method}. Give a number of stream batches."
         )
-    return len(stream) + 1
+    return config.refresh.interval

@@ -13,38 +13,45 @@ from proxreplay.evaluation.diagnostics import (
 from proxreplay.experiments.config import DiagnosticsSettings
 from proxreplay.experiments.results import Record
 from proxreplay.proximal.rules.layerwise import LayerwiseRule
-from proxreplay.replay import Learner
+from proxreplay.replay import Learner, Loss
 
 
 class Diagnostics:
-    """What is switched on for a run, and what it has seen.
+    """What is switched on for a run, and what it has seen: an observer of the learner.
 
     Args:
         settings: what to look at.
-        learner: whom.
         stream: its first task's test examples are those whose representation is followed.
     """
 
-    def __init__(self, settings: DiagnosticsSettings, learner: Learner, stream: Stream) -> None:
-        self.learner = learner
-        self.spectrum = settings.spectrum
-        self._ratios: list[Ratios] = []
+    learner: Learner
+
+    def __init__(self, settings: DiagnosticsSettings, stream: Stream) -> None:
+        self.settings = settings
+        self.stream = stream
         self.drift: RepresentationDrift | None = None
         self.gradients: GradientRatios | None = None
+        self._ratios: list[Ratios] = []
+
+    def watch(self, learner: Learner, loss: Loss) -> Loss:
+        """Begin to look; returns the loss of the learner, with its gradients looked at if asked."""
+        self.learner = learner
+        settings = self.settings
         if settings.drift is not None:
-            inputs = learner.view(stream.tasks[0].test.inputs)
+            inputs = learner.view(self.stream.tasks[0].test.inputs)
             self.drift = RepresentationDrift(
                 learner.model, inputs, mode="paper" if settings.drift == "paper" else "authors"
             ).attach(learner.optimizer)
-        if settings.gradients_every is not None and learner.rule is not None:
-            self.gradients = GradientRatios(
-                learner.model,
-                learner.rule,
-                self._ratios.append,
-                every=settings.gradients_every,
-                optimizer=learner.optimizer,
-            )
-            learner.loss = self.gradients.around(learner.loss)
+        if settings.gradients_every is None or learner.rule is None:
+            return loss
+        self.gradients = GradientRatios(
+            learner.model,
+            learner.rule,
+            self._ratios.append,
+            every=settings.gradients_every,
+            optimizer=learner.optimizer,
+        )
+        return self.gradients.around(loss)
 
     def after_batch(self, moment: Record, *, evaluated: bool) -> list[Record]:
         """What is worth recording after a stream batch."""
@@ -57,7 +64,7 @@ class Diagnostics:
     def at_end(self, moment: Record) -> list[Record]:
         """What is worth recording when the stream is over."""
         rule = self.learner.rule
-        if not self.spectrum or not isinstance(rule, LayerwiseRule):
+        if not self.settings.spectrum or not isinstance(rule, LayerwiseRule):
             return []
         spectra = shrinkage_spectrum(self.learner.model, rule, list(rule.layers))
         return [{**spectrum_record(spectra), **moment}]

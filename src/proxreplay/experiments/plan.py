@@ -138,8 +138,7 @@ def _time_batches(learner: Learner, stream: Stream, batches: int) -> float:
     while len(times) < batches and stream.position < len(stream):
         batch = next(stream)
         start = time.perf_counter()
-        learner.learn(batch)
-        if not learner.refresh_due:
+        if learner.learn(batch).refreshed is None:
             times.append(time.perf_counter() - start)
     return statistics.median(times)
 

@@ -126,7 +126,8 @@ class _Run:
         self.folder = folder
         self.options = options
         self.stream = build_stream(config, benchmark, dataset)
-        self.learner = build_learner(config, benchmark, dataset, self.stream)
+        self.diagnostics = Diagnostics(config.diagnostics, self.stream)
+        self.learner = build_learner(config, benchmark, dataset, self.stream, [self.diagnostics])
         self.seconds = dict.fromkeys(("learning", "evaluating", "saving"), 0.0)
         self.accuracy: float | None = None
         self.untreated: dict[str, str] | None = None
@@ -135,7 +136,6 @@ class _Run:
         if not (folder / "environment.json").exists():
             environment = describe_environment(dataset.digest())
             write_text(folder / "environment.json", json.dumps(environment, indent=2) + "\n")
-        self.diagnostics = Diagnostics(config.diagnostics, self.learner, self.stream)
         self._restore()
         start = self.stream.position
         self.trackers = [TRACKERS[name](config, folder, start) for name in options.track]
@@ -174,26 +174,24 @@ class _Run:
 
     def _learn(self, batch: Batch) -> None:
         with self._clock("learning"):
-            loss = self.learner.learn(batch)
+            learned = self.learner.learn(batch)
         if batch.train:
-            self._record({"kind": "train", **_moment(batch), "loss": loss})
-            if self.learner.refresh_due:
-                held = len(self.learner.memory)
-                self._record_refresh(batch, min(self.config.refresh.samples or held, held))
+            self._record({"kind": "train", **_moment(batch), "loss": learned.loss})
+        if learned.refreshed is not None:
+            self._record_refresh(batch, learned.refreshed)
         if self.config.refresh.interval is None and self.stream.ends_task(self.stream.position - 1):
             self._refresh_from_task(batch)
 
     def _refresh_from_task(self, batch: Batch) -> None:
         """Let the rule see examples of the task that is over, as the network sees test inputs."""
-        rule, t = self.learner.rule, batch.task
-        assert rule is not None
+        t = batch.task
         assert t is not None
         with self._clock("learning"):
             task = self.stream.arriving(t)
             rng = generator(self.config.seed, f"task-end/{t}")
             drawn = torch.randperm(len(task), generator=rng)[: self.config.refresh.samples]
             chosen = task.source[task.rows[drawn]].inputs
-            rule.refresh(self.learner.view(chosen), of=len(chosen))
+            self.learner.refresh(chosen)
         self._record_refresh(batch, len(chosen))
 
     def _record_refresh(self, batch: Batch, examples: int) -> None:

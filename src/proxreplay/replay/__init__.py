@@ -23,6 +23,7 @@ from proxreplay.replay.memory import (
     RingMemory,
     UnlimitedMemory,
 )
+from proxreplay.replay.parts import Learned, Observer
 
 __all__ = [
     "EMA",
@@ -30,11 +31,13 @@ __all__ = [
     "Derpp",
     "DerppSnapshot",
     "ErAce",
+    "Learned",
     "Learner",
     "Lode",
     "Loss",
     "Memory",
     "Needs",
+    "Observer",
     "ReservoirMemory",
     "RingMemory",
     "UnlimitedMemory",

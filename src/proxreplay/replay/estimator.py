@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
@@ -14,9 +15,9 @@ from torch import Tensor
 
 from proxreplay.errors import InputError
 from proxreplay.models.networks import mlp
+from proxreplay.options import AveragingOptions, LearnerOptions, LPROptions, RefreshOptions
 from proxreplay.proximal.rules.lpr import LPR
-from proxreplay.replay.averaging import EMA
-from proxreplay.replay.learner import REFRESH_SAMPLES, Learner
+from proxreplay.replay.learner import Learner
 from proxreplay.replay.losses import Loss, er
 from proxreplay.replay.memory import ClassBalancedMemory
 from proxreplay.seeding import seeded
@@ -34,14 +35,14 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         loss: the replay loss, such as `proxreplay.er` or ``Lode(rho=0.05)``.
         omega_0: strength of LPR; 0 for replay alone.
         beta: see `proxreplay.LPR`; without effect on an MLP.
-        memory_size: how many examples are remembered.
-        averaging: momentum of an average of the weights that predicts; None for none.
+        capacity: how many examples are remembered.
+        averaging: an average of the weights that predicts, such as ``AveragingOptions(0.99)``.
         lr: learning rate of SGD.
-        batch_size: examples a stream batch.
-        steps_per_batch: SGD steps a stream batch.
-        replay_batch: examples replayed a step.
+        batch_size: examples per stream batch.
+        steps_per_batch: SGD steps per stream batch.
+        replay_batch: examples replayed per step.
         refresh_every: stream batches between refreshes of LPR.
-        refresh_samples: remembered examples a refresh uses; None for all.
+        refresh_samples: remembered examples per refresh; None for all.
         n_epochs: how often `fit` goes through the data, newly shuffled each time. `partial_fit`
             goes through it once, in the order given.
         random_state: an int makes everything repeatable.
@@ -58,16 +59,16 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         hidden: Sequence[int] = (100,),
         *,
         loss: Loss = er,
-        omega_0: float = 1.0,
-        beta: float = 1.0,
-        memory_size: int = 2000,
-        averaging: float | None = None,
-        lr: float = 0.1,
+        omega_0: float = LPROptions.omega_0,
+        beta: float = LPROptions.beta,
+        capacity: int = LearnerOptions.capacity,
+        averaging: AveragingOptions | None = None,
+        lr: float = LearnerOptions.lr,
         batch_size: int = 10,
-        steps_per_batch: int = 3,
-        replay_batch: int = 10,
-        refresh_every: int = 10,
-        refresh_samples: int | None = REFRESH_SAMPLES,
+        steps_per_batch: int = LearnerOptions.steps_per_batch,
+        replay_batch: int = LearnerOptions.replay_batch,
+        refresh_every: int | None = RefreshOptions().interval,
+        refresh_samples: int | None = LearnerOptions.refresh_samples,
         n_epochs: int = 5,
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
@@ -75,7 +76,7 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.loss = loss
         self.omega_0 = omega_0
         self.beta = beta
-        self.memory_size = memory_size
+        self.capacity = capacity
         self.averaging = averaging
         self.lr = lr
         self.batch_size = batch_size
@@ -93,7 +94,7 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         inputs, labels = self._validate(X, y, first=True)
         rng = check_random_state(self.random_state)
         self._start(inputs.shape[1], unique_labels(labels), int(rng.randint(2**31)))
-        self.scaler_.update(inputs)
+        self.scaler_.partial_fit(inputs)
         for _ in range(self.n_epochs):
             order = rng.permutation(len(labels))
             self._learn(inputs[order], labels[order])
@@ -110,7 +111,7 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self._start(inputs.shape[1], known, int(rng.randint(2**31)))
             self._fixed_classes = classes is not None
         self.classes_ = known
-        self.scaler_.update(inputs)
+        self.scaler_.partial_fit(inputs)
         self._learn(inputs, labels)
         return self
 
@@ -162,22 +163,22 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_ = classes
         self._fixed_classes = False
         self._arrived: dict[Any, int] = {}  # label -> output of the head
-        self.scaler_ = RunningScaler(features)
+        self.scaler_ = StandardScaler()
         with seeded(seed, "model"):
             # In float64, so that a prediction does not depend on which others are made with it.
             model = mlp(features, hidden=self.hidden).double()
         self.learner_ = Learner(
             model,
-            ClassBalancedMemory(self.memory_size),
+            ClassBalancedMemory(self.capacity),
             LPR(model, self.omega_0, self.beta) if self.omega_0 else None,
             loss=self.loss,
-            averaging=None if self.averaging is None else EMA(model, self.averaging),
+            averaging=self.averaging,
             lr=self.lr,
             steps_per_batch=self.steps_per_batch,
             replay_batch=self.replay_batch,
             refresh_every=self.refresh_every,
             refresh_samples=self.refresh_samples,
-            transform=self.scaler_,
+            transform=Standardised(self.scaler_),
             seed=seed,
         )
 
@@ -189,29 +190,17 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.learner_.learn_stream(inputs, indices, batch_size=self.batch_size)
 
 
-class RunningScaler:
-    """``(x - mean) / std`` with the statistics of all examples so far, a feature at a time.
+class Standardised:
+    """``(x - mean) / std`` of every feature, by a scaler that goes on learning both.
 
     Args:
-        features: how many.
+        scaler: has seen all examples so far.
     """
 
-    def __init__(self, features: int) -> None:
-        self.count = 0
-        self.mean = torch.zeros(features, dtype=torch.float64)
-        self.squares = torch.zeros(features, dtype=torch.float64)  # sum of (x - mean)^2
-
-    def update(self, inputs: NDArray[np.float64]) -> None:
-        """Take ``inputs [n, features]`` into account (Chan's parallel update)."""
-        n, total = len(inputs), self.count + len(inputs)
-        mean = torch.from_numpy(inputs.mean(axis=0))
-        squares = torch.from_numpy(inputs.var(axis=0) * n)
-        shift = mean - self.mean
-        self.mean = self.mean + shift * (n / total)
-        self.squares = self.squares + squares + shift.square() * (self.count * n / total)
-        self.count = total
+    def __init__(self, scaler: StandardScaler) -> None:
+        self.scaler = scaler
 
     def __call__(self, inputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Standardised inputs; constant features are only centred."""
-        std = (self.squares / max(self.count, 1)).sqrt()
-        return (inputs - self.mean) / torch.where(std > 0, std, 1.0)
+        mean, scale = torch.from_numpy(self.scaler.mean_), torch.from_numpy(self.scaler.scale_)
+        return (inputs - mean) / scale

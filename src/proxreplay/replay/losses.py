@@ -5,7 +5,7 @@ the logits. A loss with nothing to replay (``replay`` is None) is ``CE(B)``.
 
 The lower-case names are ready to use with the defaults; the classes take the options:
 
-    loss=lode                  loss=Lode(rho=0.05)
+    loss=lode                  loss=rho=0.05)
 
 A loss is pure. What it needs beyond inputs and labels it declares as `Needs`, and finds in
 ``replay.extras``; a loop of your own provides it, and `Learner` does so by itself.
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from proxreplay.batch import Batch
 from proxreplay.errors import InputError
 from proxreplay.models.heads import INACTIVE_LOGIT
+from proxreplay.options import LossOptions, at_least
 
 Loss = Callable[[nn.Module, Batch, Batch | None], Tensor]
 
@@ -85,7 +86,7 @@ class ErAce:
         alpha: the share of the incoming batch.
     """
 
-    alpha: float = 0.5
+    alpha: float = LossOptions.alpha
     needs: ClassVar[Needs] = Needs()
 
     def __post_init__(self) -> None:
@@ -120,17 +121,13 @@ class Lode:
         classes_per_task: ``c`` for the original form; None for the task-free one.
     """
 
-    rho: float = 0.1
+    rho: float = LossOptions.rho
     classes_per_task: int | None = None
     needs: ClassVar[Needs] = Needs()
 
     def __post_init__(self) -> None:
-        _check_weights("Lode", rho=self.rho)
-        if self.classes_per_task is not None and self.classes_per_task < 1:
-            raise InputError(
-                f"Lode: classes_per_task={self.classes_per_task}; give at least 1, or None for "
-                "the task-free form."
-            )
+        at_least(0, rho=self.rho)
+        at_least(1, classes_per_task=self.classes_per_task)
 
     def __call__(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
         """Two forwards: incoming, replay."""
@@ -170,12 +167,12 @@ class Derpp:
         logit_weight: of the distance from the stored logits (the method's alpha).
     """
 
-    replay_weight: float = 1.0
-    logit_weight: float = 0.5
+    replay_weight: float = LossOptions.replay_weight
+    logit_weight: float = LossOptions.logit_weight
     needs: ClassVar[Needs] = Needs(draws=2, stored_logits=True)
 
     def __post_init__(self) -> None:
-        _check_weights("Derpp", replay_weight=self.replay_weight, logit_weight=self.logit_weight)
+        at_least(0, replay_weight=self.replay_weight, logit_weight=self.logit_weight)
 
     def __call__(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
         """Three forwards: incoming, first draw, second draw."""
@@ -203,16 +200,13 @@ class DerppSnapshot:
         every: stream batches between snapshots: after batches 0, every, 2 every, ...
     """
 
-    replay_weight: float = 1.0
-    logit_weight: float = 1.0
-    every: int = 10
+    replay_weight: float = LossOptions.replay_weight
+    logit_weight: float = LossOptions.logit_weight
+    every: int = LossOptions.teacher_every
 
     def __post_init__(self) -> None:
-        _check_weights(
-            "DerppSnapshot", replay_weight=self.replay_weight, logit_weight=self.logit_weight
-        )
-        if self.every < 1:
-            raise InputError(f"DerppSnapshot: every={self.every}; give at least 1.")
+        at_least(0, replay_weight=self.replay_weight, logit_weight=self.logit_weight)
+        at_least(1, every=self.every)
 
     @property
     def needs(self) -> Needs:
@@ -262,12 +256,6 @@ def _extra(replay: Batch, name: str, loss: str) -> Tensor:
             f"{loss}().needs asks for, or let Learner do it."
         )
     return replay.extras[name]
-
-
-def _check_weights(loss: str, **weights: float) -> None:
-    for name, value in weights.items():
-        if not 0 <= value < float("inf"):
-            raise InputError(f"{loss}: {name}={value}; give a finite number of at least 0.")
 
 
 finetune = Finetune()

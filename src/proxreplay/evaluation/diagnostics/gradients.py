@@ -55,8 +55,9 @@ class Ratios:
 class GradientRatios:
     """How much a rule shrinks the gradient of new and of replayed data (the paper's Figure 2).
 
-    Wrap the loss that a learner is given. Every ``every``-th call measures, on the graph of the
-    training step, and hands the ratios to ``on_ratios``; the loss itself is returned unchanged. The
+    For ``Learner(observers=[...])``, or `around` the loss of a loop of your own. Every
+    ``every``-th call measures, on the graph of the training step, and hands the ratios to
+    ``on_ratios``; the loss itself is returned unchanged. The
     gradient of one source is what flows through the outputs of its examples: in
     ``D = dL/d outputs`` the rows of the other source are set to zero. So both sources add up to the
     whole gradient for any loss, also where BatchNorm couples the examples.
@@ -86,6 +87,12 @@ class GradientRatios:
         self.every = every
         self.optimizer = optimizer
         self.calls = 0
+
+    def watch(self, learner: Any, loss: Loss) -> Loss:
+        """Be one of a learner's ``observers``."""
+        if self.optimizer is None:
+            self.optimizer = learner.optimizer
+        return self.around(loss)
 
     def around(self, loss: Loss) -> Loss:
         """The same loss, watched. What it declares in ``needs`` is declared on."""

@@ -1,6 +1,6 @@
-"""The learner's edge: arrays and labels of any kind become tensors that are safe to use."""
+"""What a learner lets in: inputs and labels of any kind become tensors that are safe to use."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -8,11 +8,107 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
+from proxreplay.batch import Batch
 from proxreplay.errors import InputError
 
 Indices = Tensor  # int64 ``[n]``: which output of the head
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+class Intake:
+    """What a learner has met so far; only a batch that is good in all respects changes it.
+
+    Args:
+        floating: the dtype of the model, to which floating inputs are cast.
+        growing: whether the model has a head that grows with the labels.
+    """
+
+    def __init__(self, floating: torch.dtype, *, growing: bool) -> None:
+        self.floating = floating
+        self.growing = growing
+        self.labels = Labels()
+        self.kind: InputKind | None = None
+        self.outputs: int | None = None  # of a fixed head
+
+    def admit(self, x: Any, y: Any, try_out: Callable[[Tensor], int]) -> Batch:
+        """Check a stream batch and take note of what is new in it.
+
+        Args:
+            x: inputs ``[n, ...]``, or a `Batch` (without ``y``).
+            y: labels ``[n]``.
+            try_out: from inputs to the number of outputs that the model has for them.
+        """
+        given = x if isinstance(x, Batch) else None
+        if (given is None) == (y is None):
+            raise InputError("Learner: give inputs and labels, or one Batch.")
+        if given is not None:
+            x, y = given.inputs, given.labels
+        inputs = self.check(x)
+        indices, labels = self.labels.meet(y)
+        batch = Batch(
+            inputs,
+            indices,
+            position=None if given is None else given.position,
+            train=given is None or given.train,
+        )
+        outputs = self.outputs
+        if self.kind is None or (outputs is None and not self.growing):
+            outputs = try_out(inputs[:1])
+        if not self.growing and outputs is not None and int(indices.max()) >= outputs:
+            raise InputError(
+                f"Learner: {int(indices.max()) + 1} classes, but the model has {outputs} outputs; "
+                "build it with more, or with a growing head (num_classes=None)."
+            )
+        self.labels, self.kind = labels, InputKind.of(inputs)
+        self.outputs = None if self.growing else outputs
+        return batch
+
+    def check(self, x: Any) -> Tensor:
+        """Inputs as a tensor, if they are of the same kind as earlier ones."""
+        inputs = as_inputs(x, self.floating)
+        kind = InputKind.of(inputs)
+        if self.kind is not None and kind != self.kind:
+            raise InputError(
+                f"Learner: inputs of {kind} each, but earlier ones were {self.kind}; keep to one "
+                "shape and dtype."
+            )
+        return inputs
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "labels": {"kind": self.labels.kind, "names": self.labels.names},
+            "inputs": None if self.kind is None else self.kind.to_dict(),
+            "outputs": self.outputs,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        self.labels = Labels(**state["labels"])
+        self.kind = None if state["inputs"] is None else InputKind.from_dict(state["inputs"])
+        self.outputs = state["outputs"]
+
+
+def stream_batches(source: Any, y: Any, batch_size: int) -> Iterable[Any]:
+    """What a source holds, as stream batches: each a `Batch` or ``(inputs, labels)``."""
+    if y is not None:
+        if len(source) != len(y):
+            raise InputError(
+                f"Learner.learn_stream: {len(source)} inputs but {len(y)} labels; give one each."
+            )
+        starts = range(0, len(source), batch_size)
+        return ((source[i : i + batch_size], y[i : i + batch_size]) for i in starts)
+    if isinstance(source, Dataset):
+        # A generator of its own: a DataLoader would draw a seed from the global one.
+        return DataLoader(source, batch_size=batch_size, generator=torch.Generator())
+    if isinstance(source, Iterable):
+        return source
+    raise InputError(
+        f"Learner.learn_stream: a {type(source).__name__}; give arrays x and y, a Dataset, or an "
+        "iterable of batches."
+    )
 
 
 @dataclass(frozen=True)
@@ -140,7 +236,9 @@ def _read(y: Any) -> Tensor | list[Hashable]:
     """Integers as an int64 tensor; other labels as a list."""
     if isinstance(y, Tensor | np.ndarray):
         if y.ndim != 1:
-            raise InputError(f"Learner: labels of shape {list(y.shape)}; give one an example, [n].")
+            raise InputError(
+                f"Learner: labels of shape {list(y.shape)}; give one per example, [n]."
+            )
         if isinstance(y, Tensor) and y.dtype in _INTEGERS:
             return y.detach().to("cpu", torch.int64)
         if isinstance(y, np.ndarray) and y.dtype.kind in "iu":
@@ -148,8 +246,8 @@ def _read(y: Any) -> Tensor | list[Hashable]:
         y = y.tolist()
     if not isinstance(y, Sequence) or isinstance(y, str | bytes):
         raise InputError(
-            f"Learner: labels of type {type(y).__name__}; give one label an example: a tensor, an "
-            "array or a list."
+            f"Learner: labels of type {type(y).__name__}; give one label per example: a tensor, "
+            "an array or a list."
         )
     return _read_list(y)
 

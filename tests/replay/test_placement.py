@@ -6,7 +6,7 @@ from torch import nn
 
 from proxreplay import Learner
 from proxreplay.models import slim_resnet18
-from proxreplay.replay.layout import channels_last_is_safe
+from proxreplay.replay.placement import channels_last_is_safe
 
 CPU = torch.device("cpu")
 
@@ -33,7 +33,7 @@ def test_a_narrow_resnet_learns_and_the_papers_one_is_channels_last() -> None:
     narrow = Learner(slim_resnet18(4, width=2))
     for _ in range(3):
         loss = narrow.learn(torch.randn(4, 3, 32, 32), torch.arange(4))
-    assert loss == loss
+    assert loss.loss == loss.loss
     wide = Learner(slim_resnet18(4))
     last = [p for p in wide.model.parameters() if p.ndim == 4 and p.shape[2] > 1]
     assert all(p.is_contiguous(memory_format=torch.channels_last) for p in last)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxreplay.errors import InputError
-from proxreplay.replay.edge import InputKind, Labels, as_inputs
+from proxreplay.replay.intake import InputKind, Labels, as_inputs
 
 INPUTS = {
     "float64 array": (np.ones((2, 3)), torch.float32),

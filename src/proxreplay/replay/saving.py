@@ -1,0 +1,285 @@
+"""Saving a learner: its state by parts, and how the code it was made of is found again.
+
+Code is not saved, only described: a name, and the fields of dataclasses. What is proxreplay's own
+is built again from its description; names in a file never decide which code is imported.
+"""
+
+import copy
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from proxreplay.data import transforms
+from proxreplay.errors import InputError
+from proxreplay.models.heads import replace_in_optimizer_
+from proxreplay.models.recipes import build_again, recipe_of
+from proxreplay.proximal.rules.lpr import LPR
+from proxreplay.proximal.shrinkage.strength import Strength
+from proxreplay.replay import losses
+from proxreplay.replay.averaging import EMA
+from proxreplay.replay.memory import (
+    ClassBalancedMemory,
+    Memory,
+    ReservoirMemory,
+    RingMemory,
+    UnlimitedMemory,
+)
+
+if TYPE_CHECKING:
+    from proxreplay.replay.learner import Learner
+
+_OWN = "proxreplay."
+MEMORIES = (ClassBalancedMemory, ReservoirMemory, RingMemory, UnlimitedMemory)
+OPTIONS = (
+    *("lr", "steps_per_batch", "replay_batch", "refresh_every", "refresh_samples"),
+    *("refresh_augment", "channels_last", "seed"),
+)
+
+
+def state_of(learner: "Learner") -> dict[str, Any]:
+    """Everything that decides what happens next, a part each; code is only described."""
+    own = {
+        "options": _options(learner),
+        "parts": _parts(learner),
+        "recipe": recipe_of(learner.model),
+        "batches_seen": learner.batches_seen,
+        "batches_learned": learner.batches_learned,
+        **learner.intake.state_dict(),
+        "generators": {name: rng.get_state() for name, rng in learner.views.generators.items()},
+    }
+    parts: dict[str, Any] = {
+        "model": learner.model,
+        "optimizer": learner.optimizer,
+        "memory": learner.memory,
+        "rule": learner.rule,
+        "averaging": learner.averaging,
+        "teacher": learner.provider.teacher,
+    }
+    present = {name: part.state_dict() for name, part in parts.items() if part is not None}
+    return {"learner": own, **present}
+
+
+def load_state_(learner: "Learner", state: dict[str, Any]) -> None:
+    """Put a saved state in place of a learner's; if anything does not fit, it stays as it was."""
+    own = state["learner"]
+    check_same(
+        {**own["options"], **named_now(own["parts"])}, {**_options(learner), **_parts(learner)}
+    )
+    mine = state_of(learner)
+    del mine["memory"]  # which may be large, takes all or nothing, and comes last
+    mine = copy.deepcopy(mine)
+    try:
+        _load_all_but_memory_(learner, state)
+        learner.memory.load_state_dict(state["memory"])
+    except BaseException:
+        _load_all_but_memory_(learner, mine)
+        raise
+
+
+def _load_all_but_memory_(learner: "Learner", state: dict[str, Any]) -> None:
+    before = [list(head.parameters()) for head in learner.heads]
+    try:
+        learner.model.load_state_dict(state["model"])
+    except RuntimeError as error:
+        raise InputError(
+            f"Learner: the saved weights do not fit the model; build it as it was. {error}"
+        ) from error
+    finally:  # a head has changed its size even if something else did not fit
+        for old, head in zip(before, learner.heads, strict=True):
+            replace_in_optimizer_(learner.optimizer, old, list(head.parameters()))
+    # a copy: the optimizer would go on with the very tensors it is given
+    learner.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+    if learner.rule is not None:
+        learner.rule.load_state_dict(state["rule"])
+    if learner.averaging is not None:
+        learner.averaging.load_state_dict(state["averaging"])
+    if learner.provider.teacher is not None:
+        learner.provider.take_snapshot().load_state_dict(state["teacher"])
+    own = state["learner"]
+    learner.batches_seen = own["batches_seen"]
+    learner.batches_learned = own["batches_learned"]
+    learner.intake.load_state_dict(own)
+    for name, rng in own["generators"].items():
+        learner.views.generators[name].set_state(rng)
+
+
+def rebuilt(
+    state: dict[str, Any],
+    model: nn.Module | None,
+    memory: Memory | None,
+    rule: Any,
+    loss: Any,
+    optimizer: Any,
+    transform: Any,
+) -> dict[str, Any]:
+    """The arguments of a learner like the saved one; what is not handed in is built again."""
+    own = state["learner"]
+    parts, options = named_now(own["parts"]), dict(own["options"])
+    if model is None:
+        if own["recipe"] is None:
+            raise InputError(
+                "Learner.load: this learner was saved with a network of your own; build it again "
+                "and hand it in as model=..."
+            )
+        model = build_again(own["recipe"])
+    if optimizer is not None:
+        del options["lr"]
+    return {
+        "model": model,
+        "memory": _memory(state["memory"]) if memory is None else memory,
+        "rule": _rule(parts["rule"], model, rule),
+        "loss": _part("loss", parts["loss"], loss),
+        "averaging": EMA(model, state["averaging"]["momentum"]) if "averaging" in state else None,
+        "optimizer": optimizer,
+        "transform": _part("transform", parts["transform"], transform),
+        **options,
+    }
+
+
+def _options(learner: "Learner") -> dict[str, Any]:
+    return {name: getattr(learner, name) for name in OPTIONS}
+
+
+def _parts(learner: "Learner") -> dict[str, Any]:
+    return {
+        "loss": describe(learner.loss),
+        "transform": describe(learner.transform),
+        "optimizer": type(learner.optimizer).__name__,
+        "rule": describe_rule(learner.rule),
+        "averaging": learner.averaging is not None,
+    }
+
+
+def describe(part: Any) -> Any:
+    """A name for code, with its fields for dataclasses; plain values as they are.
+
+    >>> describe(losses.Lode(rho=0.05))["fields"]
+    {'rho': 0.05, 'classes_per_task': None}
+    """
+    if part is None or isinstance(part, bool | int | float | str):
+        return part
+    if isinstance(part, list | tuple):
+        return tuple(describe(item) for item in part)
+    if isinstance(part, set | frozenset):
+        return tuple(sorted((describe(item) for item in part), key=repr))
+    if isinstance(part, dict):
+        return tuple((describe(key), describe(value)) for key, value in part.items())
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        fields = {f.name: describe(getattr(part, f.name)) for f in dataclasses.fields(part)}
+        return {"name": _name(type(part)), "fields": fields}
+    return {"name": _name(part if hasattr(part, "__qualname__") else type(part))}
+
+
+def describe_rule(rule: Any) -> Any:
+    """The type of a rule and its options, which are its public attributes."""
+    if rule is None:
+        return None
+    options = {
+        name: describe(value)
+        for name, value in sorted(vars(rule).items())
+        if not name.startswith("_") and not isinstance(value, nn.Module | Tensor)
+    }
+    return {"name": _name(type(rule)), "options": options}
+
+
+def _part(argument: str, description: Any, given: Any) -> Any:
+    """A loss or transform that was described; taken as ``given`` where it was handed in."""
+    if given is not None or description is None:
+        return given
+    known = {
+        _name(cls): cls
+        for module in (losses, transforms)
+        for cls in vars(module).values()
+        if isinstance(cls, type) and dataclasses.is_dataclass(cls)
+    }
+    if not _buildable(description, known):
+        raise InputError(
+            f"Learner.load: the learner was saved with {argument} '{description['name']}'; hand it "
+            f"in as {argument}=..."
+        )
+    return _build(description, known)
+
+
+def _memory(state: dict[str, Any]) -> Memory:
+    """An empty memory of the kind and capacity of a saved one."""
+    for cls in MEMORIES:
+        if cls.__name__ == state["kind"]:
+            return cls() if cls is UnlimitedMemory else _with_capacity(cls, state)
+    raise InputError(
+        f"Learner.load: the learner was saved with memory '{state['kind']}'; hand it in as "
+        "memory=..."
+    )
+
+
+def _rule(description: Any, model: nn.Module, given: Any) -> Any:
+    """LPR as it was, for a model; taken as ``given`` where a rule was handed in."""
+    if given is not None or description is None:
+        return given
+    known: dict[str, type] = {_name(Strength): Strength}
+    options = dict(description["options"])
+    if description["name"] != _name(LPR) or not _buildable(tuple(options.values()), known):
+        raise InputError(
+            f"Learner.load: the learner was saved with rule '{description['name']}'; make it for "
+            "the model as before and hand it in as rule=..."
+        )
+    built = {name: _build(value, known) for name, value in options.items()}
+    strength, overrides = built.pop("strength"), dict(built.pop("overrides"))
+    return LPR(model, strength.omega_0, strength.beta, overrides=overrides, **built)
+
+
+def check_same(saved: dict[str, Any], present: dict[str, Any]) -> None:
+    """See that a learner is composed as the saved one was."""
+    for name in saved.keys() | present.keys():
+        if name == "lr" and None in (saved[name], present[name]):
+            continue  # an optimizer was handed in, and its state has the learning rate
+        if saved.get(name) != present.get(name):
+            raise InputError(
+                f"Learner: saved with {name}={saved.get(name)!r}, but this one has "
+                f"{name}={present.get(name)!r}; make it as it was."
+            )
+
+
+def _with_capacity(cls: type[Memory], state: dict[str, Any]) -> Memory:
+    if state["capacity_bytes"] is not None:
+        return cls(capacity_bytes=state["capacity_bytes"])
+    return cls(state["capacity"])
+
+
+def _buildable(description: Any, known: dict[str, type]) -> bool:
+    if isinstance(description, tuple):
+        return all(_buildable(item, known) for item in description)
+    if not isinstance(description, dict):
+        return True
+    return description["name"] in known and all(
+        _buildable(value, known) for value in description["fields"].values()
+    )
+
+
+def _build(description: Any, known: dict[str, type]) -> Any:
+    if isinstance(description, tuple):
+        return tuple(_build(item, known) for item in description)
+    if not isinstance(description, dict):
+        return description
+    fields = {name: _build(value, known) for name, value in description["fields"].items()}
+    return known[description["name"]](**fields)
+
+
+def _name(code: Any) -> str:
+    """Where code is found; what is proxreplay's own has one name, in whichever module it is."""
+    if code.__module__.startswith(_OWN):
+        return f"{_OWN}{code.__qualname__}"
+    return f"{code.__module__}.{code.__qualname__}"
+
+
+def named_now(description: Any) -> Any:
+    """A description with the names that `describe` gives today; older ones had the module too."""
+    if isinstance(description, tuple | list):
+        return tuple(named_now(item) for item in description)
+    if not isinstance(description, dict):
+        return description
+    values = {key: named_now(value) for key, value in description.items()}
+    name = values.get("name")
+    if isinstance(name, str) and name.startswith(_OWN):
+        values["name"] = _OWN + name.rpartition(".")[2]
+    return values

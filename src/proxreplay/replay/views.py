@@ -1,0 +1,102 @@
+"""What a step works on: batches as the model sees them, and what the loss asks for beside them."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from proxreplay.batch import Batch
+from proxreplay.proximal.layers.capture import as_written
+from proxreplay.replay.averaging import frozen_copy
+from proxreplay.replay.losses import Needs
+from proxreplay.replay.memory import Memory
+from proxreplay.seeding import generator
+
+PURPOSES = (
+    *("memory", "head", "incoming-view", "replay", "replay-view"),
+    *("reference", "reference-view", "refresh", "refresh-view"),
+)
+See = Callable[[Tensor, torch.Generator | None], Tensor]
+
+
+class Views:
+    """Draws from a memory and shows batches to a model.
+
+    Args:
+        memory: what is drawn from.
+        see: from stored inputs to what the model sees; a generator switches augmentation on.
+        device: of the model.
+        seed: of all generators, one per purpose.
+    """
+
+    def __init__(self, memory: Memory, see: See, device: torch.device, seed: int) -> None:
+        self.memory = memory
+        self.see = see
+        self.device = device
+        self.generators = {purpose: generator(seed, purpose) for purpose in PURPOSES}
+
+    def of(self, batch: Batch, purpose: str) -> Batch:
+        """A batch as the model sees it, newly augmented."""
+        return Batch(
+            self.see(batch.inputs, self.generators[f"{purpose}-view"]),
+            batch.labels.to(self.device),
+            {name: tensor.to(self.device) for name, tensor in batch.extras.items()},
+        )
+
+    def draw(self, n: int, purpose: str, times: int = 1) -> Batch | None:
+        """Independent draws of ``n`` remembered examples, one after the other in one batch."""
+        if len(self.memory) == 0 or n == 0 or times == 0:
+            return None
+        rng = self.generators[purpose]
+        return Batch.joined([self.of(self.memory.sample(n, rng), purpose) for _ in range(times)])
+
+    def to_refresh(self, n: int | None, *, augment: bool) -> Tensor:
+        """Inputs of ``n`` remembered examples (all for None) for a refresh."""
+        stored = self.memory.inputs(n, self.generators["refresh"])
+        return self.see(stored, self.generators["refresh-view"] if augment else None)
+
+
+class Provider:
+    """Gives a loss what it asks for beside the batches (`Needs`): stored logits, a teacher.
+
+    Args:
+        model: whose logits are stored, and whose copies teach.
+        needs: of the loss.
+    """
+
+    def __init__(self, model: nn.Module, needs: Needs) -> None:
+        self.model = model
+        self.needs = needs
+        self.teacher: nn.Module | None = None
+        if needs.teacher_every is not None:
+            self.take_snapshot()
+
+    def replay(self, views: Views, n: int) -> Batch | None:
+        """As many draws of ``n`` remembered examples as the loss asks for."""
+        replay = views.draw(n, "replay", times=self.needs.draws)
+        if replay is None or self.teacher is None:
+            return replay
+        with torch.no_grad():
+            return replay.with_extras(teacher=self.teacher(replay.inputs))
+
+    @torch.no_grad()
+    def with_logits(self, incoming: Batch, view: Batch) -> Batch:
+        """The batch with what the model says about its view, without a trace in its buffers."""
+        if not self.needs.stored_logits:
+            return incoming
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        with as_written():
+            logits = functional_call(self.model, buffers, (view.inputs,))
+        return incoming.with_extras(logits=logits)
+
+    def after_batch(self, number: int) -> None:
+        """Take a snapshot if one is due after stream batch ``number``."""
+        every = self.needs.teacher_every
+        if every is not None and number % every == 0:
+            self.take_snapshot()
+
+    def take_snapshot(self) -> nn.Module:
+        """Make the model as it is now the teacher."""
+        self.teacher = frozen_copy(self.model).train()
+        return self.teacher
