@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from benchmarks.network import forward, images, network
 from benchmarks.timing import Claim, main
-from proxreplay.proximal.gram.rows import PatchRows
+from proxreplay.proximal.gram.patches import PatchRows
 
 
 def run() -> list[Claim]:

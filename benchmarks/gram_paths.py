@@ -4,7 +4,7 @@ import torch
 
 from benchmarks.timing import Claim, interleaved, main
 from proxreplay.proximal.gram.cost import Path, Work, cost
-from proxreplay.proximal.gram.rows import PatchRows
+from proxreplay.proximal.gram.patches import PatchRows
 from proxreplay.proximal.gram.scratch import reusing
 
 CASES = [  # n, channels, size, kernel, stride, groups, padding

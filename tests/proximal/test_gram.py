@@ -10,14 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxreplay.errors import InputError
-from proxreplay.proximal.gram.rows import (
-    ColumnRows,
-    DenseRows,
-    GramSum,
-    PatchRows,
-    gram_with_bias,
-    self_product,
-)
+from proxreplay.proximal.gram.patches import PatchRows
+from proxreplay.proximal.gram.rows import ColumnRows, DenseRows, self_product
+from proxreplay.proximal.gram.sums import GramSum, gram_with_bias
 
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -182,7 +177,7 @@ def test_patches_larger_than_the_limit_are_unfolded_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = PatchRows(random(7, 2, 6, 6), (3, 3), (1, 1), (1, 1), 1)
-    monkeypatch.setattr("proxreplay.proximal.gram.rows.PATCHES_AT_ONCE", 2 * 16 * 18)
+    monkeypatch.setattr("proxreplay.proximal.gram.patches.PATCHES_AT_ONCE", 2 * 16 * 18)
     torch.testing.assert_close(rows.gram_by("patches"), brute_force(rows))
 
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxreplay.proximal.gram.rows import PatchRows
+from proxreplay.proximal.gram.patches import PatchRows
 from proxreplay.proximal.gram.scratch import reusing, scratch
 from tests.proximal.test_gram import brute_force, energy, patch_rows, paths
 

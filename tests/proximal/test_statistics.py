@@ -6,7 +6,8 @@ from torch import nn
 
 from proxreplay import LPR
 from proxreplay.errors import RefreshError
-from proxreplay.proximal.gram.rows import DenseRows, PatchRows, SharedRows
+from proxreplay.proximal.gram.patches import PatchRows
+from proxreplay.proximal.gram.rows import DenseRows
 from proxreplay.proximal.layers.sites import find_sites
 from proxreplay.proximal.statistics.collect import Source
 from tests.reference import assert_same_state, random
@@ -51,21 +52,13 @@ def test_a_convolution_whose_input_is_not_finite_is_named(value, batch):
 def test_maps_that_read_the_same_rows_share_one_product(monkeypatch):
     model = nn.MultiheadAttention(6, 2, batch_first=True).double()
     products = []
-    gram = DenseRows.gram
-    monkeypatch.setattr(DenseRows, "gram", lambda rows: products.append(rows) or gram(rows))
+    monkeypatch.setattr(
+        "proxreplay.proximal.gram.rows.self_product", lambda Z: products.append(Z) or Z.mT @ Z
+    )
     x = random(3, 5, 6)
     statistics = statistics_of(model, [(x, x, x)])
     assert len(products) == 2  # query, key and value; the output projection
     assert torch.equal(statistics["q_proj"].G, statistics["v_proj"].G)
-
-
-def test_shared_rows_are_the_rows():
-    rows = DenseRows(random(2, 5, 3))
-    shared = SharedRows(rows)
-    assert shared.shape == rows.shape
-    for ours, theirs in ((shared.gram(), rows.gram()), (shared.total(), rows.total())):
-        assert torch.equal(ours, theirs)
-    assert shared.gram() is shared.gram()
 
 
 def test_an_untrained_weight_needs_no_product(monkeypatch):

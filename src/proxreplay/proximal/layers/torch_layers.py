@@ -14,7 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from proxreplay.proximal.gram.rows import ColumnRows, DenseRows, PatchRows, Rows
+from proxreplay.proximal.gram.patches import PatchRows
+from proxreplay.proximal.gram.rows import ColumnRows, DenseRows, Rows
 from proxreplay.proximal.layers.registry import LinearMap, Part, register_layer
 
 
@@ -114,7 +115,7 @@ def rmsnorm_rows(layer: nn.RMSNorm, x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TokenRows:
+class TokenRows(Rows):
     """The rows of an embedding: one group a token of the vocabulary, ``z = 1`` where it occurs.
 
     The Gram matrix of an embedding is diagonal; in this form it is the vector of the counts.

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from proxreplay.batch import Batch
 from proxreplay.errors import InputError, RefreshError
 from proxreplay.options import MAX_DIM
-from proxreplay.proximal.gram.rows import PatchRows, Rows
+from proxreplay.proximal.gram.patches import PatchRows
+from proxreplay.proximal.gram.rows import Rows
 from proxreplay.proximal.layers.capture import Call, visit
 from proxreplay.proximal.layers.selection import Selector, check_selectors, override_of
 from proxreplay.proximal.layers.sites import Site, unwrap

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxreplay.errors import RefreshError
-from proxreplay.proximal.gram.rows import GramSum, PatchRows, Rows, SharedRows, gram_with_bias
 from proxreplay.proximal.gram.scratch import reusing
+from proxreplay.proximal.gram.sums import GramSum, gram_with_bias
 from proxreplay.proximal.layers.capture import Call, visit
 from proxreplay.proximal.layers.registry import RowsFunction
 from proxreplay.proximal.layers.sites import Site
@@ -42,7 +42,6 @@ class GramCollector:
         self._sketches: dict[str, Sketch] = {}
         self._picked: dict[str, tuple[Tensor, int]] = {}
         self._witnesses: list[_Witness] = []
-        self._last: tuple[Rows, Rows] | None = None
 
     def add(self, call: Call) -> None:
         """Take the rows of one call."""
@@ -82,23 +81,15 @@ class GramCollector:
         if call.site.name in self._sketches:
             raise _does_not_add_up(call)
         sums = self._sums.setdefault(call.site.name, _SiteSum(call.site))
-        added = sums.add(call, self._shared(call.rows))
+        added = sums.add(call)
         if call.site.weight is not None:
             self._witnesses.append(_Witness(call.site, call.batch, added.energy))
-
-    def _shared(self, rows: Rows) -> Rows:
-        """The rows in full precision; maps that read the same ones share what is made of them."""
-        if self._last is not None and self._last[0] is rows:
-            return self._last[1]
-        wide = _widened(rows)
-        self._last = (rows, wide if isinstance(wide, PatchRows) else SharedRows(wide))
-        return self._last[1]
 
     def _add_to_sketch(self, call: Call, width: int) -> None:
         groups, count, d = call.rows.shape
         if call.site.name in self._sums:
             raise _does_not_add_up(call)
-        for Z in dense_pieces(_widened(call.rows)):
+        for Z in dense_pieces(call.rows):
             self._witnesses.append(_Witness(call.site, call.batch, Z.square().sum()))
             self._check_finite()  # before a decomposition meets it
             sketch = self._sketches.get(call.site.name)
@@ -146,9 +137,9 @@ class _SiteSum:
         self.sums: dict[int | None, GramSum] = {}
         self.dtype = torch.float32
 
-    def add(self, call: Call, rows: Rows) -> GramSum:
+    def add(self, call: Call) -> GramSum:
         """Take the rows of a call; the sum they went to."""
-        bias = call.member.bias
+        bias, rows = call.member.bias, call.rows
         if any(added.shape[::2] != rows.shape[::2] for added in self.sums.values()):
             raise _does_not_add_up(call)
         if bias not in self.sums:
@@ -232,18 +223,6 @@ def _add_columns_(total: Tensor, G: Tensor, site: Site, bias: int | None) -> Non
     if bias is not None:
         columns[-1] = weight + bias
     total[:, columns[:, None], columns] += G.to(total.dtype)
-
-
-def _widened(rows: Rows) -> Rows:
-    """Half-precision rows in float32; a product of half-precision numbers is kept in full."""
-    if not is_dataclass(rows) or isinstance(rows, type):
-        return rows
-    half = {
-        key: value.float()
-        for key, value in vars(rows).items()
-        if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
-    }
-    return replace(rows, **half) if half else rows
 
 
 def _sum_dtype(G: Tensor) -> torch.dtype:

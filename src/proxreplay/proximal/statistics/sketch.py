@@ -7,7 +7,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from proxreplay.proximal.gram.rows import PatchRows, Rows
+from proxreplay.proximal.gram.patches import PatchRows
+from proxreplay.proximal.gram.rows import Rows, widened
 
 MAX_RANK = 1024  # beyond, the eigenvectors cost more than they are worth
 
@@ -107,9 +108,9 @@ class Sketch:
 
 
 def dense_pieces(rows: Rows) -> Iterator[Tensor]:
-    """``Z`` piece by piece; patches are built for one example at a time."""
+    """``Z`` in float32 at least, piece by piece; patches are built for one example at a time."""
     if isinstance(rows, PatchRows):
         for x in rows.x.split(1):
-            yield replace(rows, x=x).dense()
+            yield widened(replace(rows, x=x).dense())
     else:
-        yield rows.dense()
+        yield widened(rows.dense())

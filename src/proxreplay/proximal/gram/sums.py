@@ -1,0 +1,139 @@
+"""``Z'Z`` added up over the calls of a layer, with the column of ones that belongs to a bias."""
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from proxreplay.errors import InputError
+from proxreplay.proximal.gram.lags import LagPlan, assemble
+from proxreplay.proximal.gram.patches import PatchRows
+from proxreplay.proximal.gram.rows import Rows
+
+
+class GramSum:
+    """Adds up ``Z'Z`` over calls of one layer and puts the matrix together once, at the end.
+
+    What convolutions add is smaller than their Gram matrix. A `GramSum` has the shape, Gram matrix
+    and total of all rows it was given, so that `gram_with_bias` takes it like any rows.
+
+    Args:
+        dtype: to add up in; None for that of the rows, float32 at least.
+    """
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        self._dtype = dtype
+        self._shape: tuple[int, int, int] | None = None
+        self._rows_dtype: torch.dtype | None = None
+        self._energy: Tensor | None = None
+        self._gram: Tensor | None = None
+        self._total: Tensor | None = None
+        self._cells: dict[LagPlan, list[Tensor]] = {}
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """``(groups, rows, d)`` of all rows so far."""
+        if self._shape is None:
+            raise InputError("GramSum: nothing was added yet.")
+        return self._shape
+
+    def add(self, rows: Rows, *, gram: bool = True, total: bool = True) -> Self:
+        """Take some more rows.
+
+        Args:
+            rows: of the same groups and columns as those before.
+            gram: whether ``Z'Z`` will be asked for, as a weight does.
+            total: whether ``Z'1`` will be asked for, as a bias does.
+        """
+        groups, count, d = rows.shape
+        before = self._shape or (groups, 0, d)
+        if before[::2] != (groups, d):
+            raise InputError(
+                f"GramSum: rows of {groups} groups and {d} columns cannot be added to those of "
+                f"{before[0]} groups and {before[2]} columns; use one sum for each."
+            )
+        if gram:
+            self._add_gram(rows)
+        if total:
+            self._total = self._plus(self._total, rows.total())
+        self._shape = (groups, before[1] + count, d)
+        return self
+
+    def _add_gram(self, rows: Rows) -> None:
+        if isinstance(rows, PatchRows) and rows.path != "patches":
+            more = rows.cells(rows.path)
+            before = self._cells.get(rows.plan, [None] * len(more))
+            self._cells[rows.plan] = [self._plus(*two) for two in zip(before, more, strict=True)]
+            squares = more[0][:, 0]  # the cell of lag 0, at all places
+        else:
+            squares = rows.gram()
+            self._gram = self._plus(self._gram, squares)
+        self._energy = squares.diagonal(dim1=1, dim2=2).sum()
+
+    @property
+    def rows_dtype(self) -> torch.dtype:
+        """The precision of what the rows added last gave, before it was added up."""
+        if self._rows_dtype is None:
+            raise InputError("GramSum: nothing was added yet.")
+        return self._rows_dtype
+
+    @property
+    def energy(self) -> Tensor:
+        """At least ``tr Z'Z`` of the rows added last: finite if they are."""
+        if self._energy is None:
+            raise InputError("GramSum: nothing was added yet.")
+        return self._energy
+
+    def gram(self) -> Tensor:
+        """``Z'Z`` of all rows, ``[groups, d, d]``.
+
+        Convolutions are put together in the precision of their rows, which is twice as fast and
+        adds no error to speak of to that of the products.
+        """
+        grams = [
+            assemble(plan, [part.to(self.rows_dtype) for part in cells])
+            for plan, cells in self._cells.items()
+        ]
+        if self._gram is not None:
+            grams.append(self._gram)
+        if not grams:
+            raise InputError("GramSum: nothing was added yet.")
+        return sum(grams[1:], start=grams[0])
+
+    def total(self) -> Tensor:
+        """``Z'1`` of all rows, ``[groups, d]``."""
+        if self._total is None:
+            raise InputError("GramSum: no totals were added; call add() with total=True.")
+        return self._total
+
+    def _plus(self, sum: Tensor | None, more: Tensor) -> Tensor:
+        self._rows_dtype = more.dtype
+        if sum is not None:
+            return sum.add_(more)
+        dtype = self._dtype if more.device.type != "mps" else None  # which has no float64
+        return more.to(dtype or more.dtype, copy=True)
+
+
+def gram_with_bias(rows: Rows | GramSum, *, weight: bool = True, bias: bool = True) -> Tensor:
+    """``[Z | 1]'[Z | 1]`` restricted to the columns whose parameter is trained.
+
+    Args:
+        rows: ``Z`` with shape ``[groups, rows, d]``.
+        weight: whether the ``d`` weight columns take part.
+        bias: whether the column of ones takes part.
+
+    Returns:
+        ``[groups, D, D]`` with ``D = d * weight + bias``.
+    """
+    groups, count, d = rows.shape
+    if not bias:
+        return rows.gram()
+    total = rows.total()
+    if not weight:
+        return total.new_full((groups, 1, 1), count)
+    G = total.new_empty(groups, d + 1, d + 1)
+    G[:, :d, :d] = rows.gram()
+    G[:, :d, d] = total
+    G[:, d, :d] = total
+    G[:, d, d] = count
+    return G
