@@ -54,6 +54,10 @@ def write_files(root: Path, files: dict[str, bytes]) -> Path:
     return root
 
 
+def everything_below(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
+
+
 def tar_gz(path: Path, files: dict[str, bytes]) -> Path:
     with tarfile.open(path, "w:gz") as archive:
         for name, content in files.items():

@@ -1,5 +1,9 @@
-from proxreplay.data import catalog, cifar100, pacs
+import pytest
+
+from proxreplay.data import cifar100, pacs
 from proxreplay.data.catalog import CATALOG, check
+from proxreplay.data.roots import cache_folder
+from proxreplay.errors import DataError
 from tests.data.data_samples import cifar100_files, jpeg, mnist_files, tar_gz, write_files
 
 
@@ -28,11 +32,11 @@ def test_what_is_there_is_found_with_its_cache(tmp_path):
     archive = tar_gz(tmp_path / "cifar-100-binary.tar.gz", cifar100_files()[0])
     write_files(tmp_path / "mnist", mnist_files(compressed=True))
     before = by_name(tmp_path)
-    assert before["cifar100"].sources == (archive,)
+    assert before["cifar100"].source == archive
     assert before["cifar100"].cache is None
-    assert len(before["mnist"].sources) == 4
+    assert before["mnist"].source == tmp_path / "mnist"
     cifar100(tmp_path)
-    assert by_name(tmp_path)["cifar100"].cache == tmp_path / "cifar100.cache"
+    assert by_name(tmp_path)["cifar100"].cache == cache_folder("cifar100", archive)
 
 
 def test_three_of_four_files_are_not_enough(tmp_path):
@@ -48,7 +52,7 @@ def test_a_full_check_names_damage_and_differences(tmp_path):
     sound = by_name(tmp_path, full=True)["cifar100"]
     assert sound.problems == ()
     assert "differs from the published file" in sound.remarks[0]
-    inputs = tmp_path / "cifar100.cache" / "test.inputs.npy"
+    inputs = cache_folder("cifar100", archive) / "test.inputs.npy"
     content = bytearray(inputs.read_bytes())
     content[-1] ^= 1
     inputs.write_bytes(content)
@@ -58,15 +62,22 @@ def test_a_full_check_names_damage_and_differences(tmp_path):
     assert "rebuilt at the next start" in problems
 
 
-def test_cache_keys_are_those_the_readers_use(tmp_path):
+def test_the_status_knows_the_cache_of_images_with_a_stored_size(tmp_path):
     images = {f"{d}/{c}/{i}.jpg": jpeg() for d in "ab" for c in "xy" for i in range(5)}
     write_files(tmp_path / "pacs", images)
+    assert by_name(tmp_path)["pacs"].cache is None
     pacs(tmp_path)
-    assert by_name(tmp_path)["pacs"].cache == tmp_path / "pacs-64px.cache"
+    assert by_name(tmp_path)["pacs"].cache is not None
+
+
+@pytest.mark.parametrize(("load", "size"), [(cifar100, 16), (pacs, 0)], ids=["fixed", "zero"])
+def test_an_impossible_stored_size_is_refused(tmp_path, load, size):
+    with pytest.raises(DataError, match=f"stored_size={size}"):
+        load(tmp_path, stored_size=size)
 
 
 def test_every_download_has_an_md5_and_a_name():
-    for entry in catalog.CATALOG.values():
-        for file in entry.files:
+    for dataset in CATALOG.values():
+        for file in dataset.files:
             assert len(bytes.fromhex(file.md5)) == 16
             assert file.name.endswith((".gz", ".zip"))

@@ -3,13 +3,13 @@
 import hashlib
 import logging
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from proxreplay.data import catalog, cifar100, clear10, fetch
-from proxreplay.data.catalog import Entry, RemoteFile
+from proxreplay.data.catalog import RemoteFile
 from proxreplay.data.fetch import Patience
 from proxreplay.errors import DataError, InputError
 from tests.data.data_samples import cifar100_files, clear_files, tar_gz, write, zipped
@@ -90,10 +90,8 @@ def archive(tmp_path, server, monkeypatch):
 
 
 def publish(monkeypatch, name, url, content, **options):
-    known = catalog.CATALOG[name]
     file = RemoteFile(url, hashlib.md5(content).hexdigest(), **options)
-    entry = Entry(known.name, known.about, known.locate, known.places, known.cache_key, (file,))
-    monkeypatch.setitem(catalog.CATALOG, name, entry)
+    monkeypatch.setitem(catalog.CATALOG, name, replace(catalog.CATALOG[name], files=(file,)))
 
 
 def names(folder):

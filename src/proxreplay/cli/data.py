@@ -19,7 +19,7 @@ def fetch(
         str | None, typer.Option(metavar="URL", help="Another source of the same files.")
     ] = None,
 ) -> None:
-    """Download a data set; interrupted downloads go on, and only the right file is taken."""
+    """Download a data set; interrupted downloads go on, and only the published file is kept."""
     from rich.console import Console
     from rich.progress import DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
@@ -56,7 +56,7 @@ def check(
     broken = False
     for data in check_data(data_root, full=full):
         if data.found:
-            where = ", ".join(str(p) for p in data.sources) or "bundled"
+            where = data.source or "bundled"
             console.print(f"[green]✓[/] [bold]{data.name}[/]  {data.about}\n    there: {where}")
             if data.cache is not None:
                 console.print(f"    decoded: {data.cache}")

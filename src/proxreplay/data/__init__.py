@@ -8,14 +8,16 @@ if TYPE_CHECKING:
     from proxreplay.data.arrays import from_arrays as from_arrays
     from proxreplay.data.arrays import from_npz as from_npz
     from proxreplay.data.arrays import from_torch_dataset as from_torch_dataset
-    from proxreplay.data.bundled import digits as digits
-    from proxreplay.data.cifar import cifar10 as cifar10
-    from proxreplay.data.cifar import cifar100 as cifar100
-    from proxreplay.data.clear import clear10 as clear10
+    from proxreplay.data.catalog import cifar10 as cifar10
+    from proxreplay.data.catalog import cifar100 as cifar100
+    from proxreplay.data.catalog import clear10 as clear10
+    from proxreplay.data.catalog import digits as digits
+    from proxreplay.data.catalog import fashion_mnist as fashion_mnist
+    from proxreplay.data.catalog import mnist as mnist
+    from proxreplay.data.catalog import pacs as pacs
+    from proxreplay.data.catalog import tinyimagenet as tinyimagenet
     from proxreplay.data.datasets import Dataset as Dataset
     from proxreplay.data.datasets import Examples as Examples
-    from proxreplay.data.idx import fashion_mnist as fashion_mnist
-    from proxreplay.data.idx import mnist as mnist
     from proxreplay.data.scenarios import IID as IID
     from proxreplay.data.scenarios import Blurry as Blurry
     from proxreplay.data.scenarios import ClassIncremental as ClassIncremental
@@ -24,23 +26,17 @@ if TYPE_CHECKING:
     from proxreplay.data.streams import Stream as Stream
     from proxreplay.data.streams import Subset as Subset
     from proxreplay.data.streams import Task as Task
-    from proxreplay.data.tiny_imagenet import tinyimagenet as tinyimagenet
     from proxreplay.data.transforms import Transform as Transform
     from proxreplay.data.trees import image_tree as image_tree
-    from proxreplay.data.trees import pacs as pacs
 
 _NAMES = {
     "arrays": "from_arrays from_npz from_torch_dataset",
-    "bundled": "digits",
-    "cifar": "cifar10 cifar100",
-    "clear": "clear10",
+    "catalog": "cifar10 cifar100 clear10 digits fashion_mnist mnist pacs tinyimagenet",
     "datasets": "Dataset Examples",
-    "idx": "fashion_mnist mnist",
     "scenarios": "IID Blurry ClassIncremental DomainIncremental Scenario",
     "streams": "Stream Subset Task",
-    "tiny_imagenet": "tinyimagenet",
     "transforms": "Transform",
-    "trees": "image_tree pacs",
+    "trees": "image_tree",
 }
 _HOMES = {name: f"{__name__}.{home}" for home, names in _NAMES.items() for name in names.split()}
 __all__ = [*_HOMES]

@@ -1,54 +1,84 @@
 """Archives without surprises: every member is checked before one byte is read or written.
 
-Refused are absolute and ``..`` paths, links and devices, too many members and too many bytes.
+Refused are absolute and ``..`` paths, links and devices, encrypted and doubled members, too many
+members and too many bytes. No read takes more memory than its limit, whatever a file announces.
 """
 
+import gzip
 import stat
+import struct
 import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Protocol
+from typing import IO, Any, cast
 
-from proxreplay.data.sources import walk_files
-from proxreplay.errors import DataError
+from proxreplay.data.sources import UNREADABLE, regular, walk_files
+from proxreplay.errors import DataError, ProxreplayError
 
 COPY_CHUNK = 1 << 20
+MAX_READ = 32 * 2**20  # at a time: a list of members or an extended header, not content
+MAX_TEXT = 16 * 2**20
 _DAMAGED = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    OSError,
-    NotImplementedError,
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, struct.error),
+    *(EOFError, OSError, ValueError, RuntimeError, IndexError, KeyError, OverflowError),
 )
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on what an archive may hold, well above the largest set here and below a disk.
+    """Bounds on what an archive may hold: above the largest set here, below a full disk.
 
     Args:
         members: files and folders.
         total_bytes: unpacked size of all files together.
     """
 
-    members: int = 1_000_000
+    members: int = 500_000
     total_bytes: int = 32 * 2**30
 
 
-class Files(Protocol):
-    """Files by name, wherever they lie: in a tar, in a zip or in a folder."""
+@dataclass(frozen=True)
+class Files:
+    """Files by name, wherever they are: in a tar, in a zip or in a folder.
 
-    def sizes(self) -> Mapping[str, int]:
-        """Bytes of every file, by its path with forward slashes."""
+    Args:
+        where: the archive or folder.
+        sizes: bytes of every file, by its path with forward slashes.
+        open: a file's content.
+    """
 
-    def open(self, name: str) -> IO[bytes]:
-        """A file's content."""
+    where: Path
+    sizes: Mapping[str, int]
+    open: Callable[[str], IO[bytes]]
+
+    def read(self, name: str, limit: int) -> bytes:
+        """A whole file of at most ``limit`` bytes."""
+        if name not in self.sizes:
+            raise DataError(f"{self.where}: {name} is missing; get the data again.")
+        if self.sizes[name] > limit:
+            raise DataError(
+                f"{self.where}: {name} has {self.sizes[name]} bytes, more than {limit}; replace or "
+                "remove it."
+            )
+        try:
+            with self.open(name) as file:
+                return file.read(self.sizes[name])
+        except _DAMAGED as error:
+            raise DataError(
+                f"{self.where}: {name} cannot be read ({error}); get it again."
+            ) from error
+
+    def text(self, name: str) -> str:
+        """A whole text file."""
+        try:
+            return self.read(name, MAX_TEXT).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self.where}: {name} is no text ({error}); get it again.") from error
 
 
 @contextmanager
@@ -61,25 +91,51 @@ def open_files(path: Path, limits: Limits | None = None) -> Iterator[Files]:
     limits = limits or Limits()
     try:
         if path.is_dir():
-            yield _Folder(path)
-        elif path.name.endswith((".zip", ".npz")):
-            with zipfile.ZipFile(path) as archive:
-                yield _Zip(archive, path, limits)
+            sizes = {name: found.st_size for name, found in walk_files(path)}
+            yield Files(path, sizes, lambda name: (path / name).open("rb"))
+            return
+        regular(path)
+        if path.name.endswith((".zip", ".npz")):
+            with path.open("rb") as raw:
+                listing = _Listing(raw, path)
+                yield _zip_files(zipfile.ZipFile(cast("IO[bytes]", listing)), listing, limits)
         elif path.name.endswith((".tar", ".tar.gz", ".tgz")):
-            with tarfile.open(path) as archive:
-                yield _Tar(archive, path, limits)
+            with path.open("rb") if path.name.endswith(".tar") else gzip.open(path) as raw:
+                listing = _Listing(cast("IO[bytes]", raw), path)
+                with tarfile.open(fileobj=cast("IO[bytes]", listing), mode="r:") as archive:
+                    yield _tar_files(archive, listing, limits)
         else:
             raise DataError(f"{path}: expected a folder, or a .tar, .tar.gz, .tgz or .zip archive.")
+    except ProxreplayError:
+        raise
     except _DAMAGED as error:
         raise DataError(
-            f"{path} is damaged ({type(error).__name__}: {error}); delete it and get it again."
+            f"{path} is damaged ({type(error).__name__}: {error}); get it again."
         ) from error
+
+
+class _Listing:
+    """An archive's file; while its members are listed, no read takes more than `MAX_READ` bytes."""
+
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        self.path, self.complete, self._file = path, False, file
+
+    def read(self, size: int = -1) -> bytes:
+        if self.complete:
+            return self._file.read(size)
+        data = self._file.read(min(size, MAX_READ + 1) if size >= 0 else MAX_READ + 1)
+        if len(data) > MAX_READ:
+            raise DataError(f"{self.path}: its list of members is too large; do not use this file.")
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def unpack(archive: Path, folder: Path, limits: Limits | None = None) -> None:
     """Unpack an archive into a new folder, which appears only when it is complete.
 
-    Where the archive holds one folder with everything inside, that folder is the new one.
+    If the archive holds one folder with everything inside, that folder is the new one.
 
     Args:
         archive: as for `open_files`.
@@ -95,7 +151,7 @@ def unpack(archive: Path, folder: Path, limits: Limits | None = None) -> None:
     ):
         fresh = Path(scratch, "fresh")
         fresh.mkdir()
-        for name, size in files.sizes().items():
+        for name, size in files.sizes.items():
             target = fresh.joinpath(*PurePosixPath(name).parts)
             target.parent.mkdir(parents=True, exist_ok=True)
             with files.open(name) as content, target.open("xb") as file:
@@ -117,12 +173,14 @@ def _copy(content: IO[bytes], file: IO[bytes], size: int, what: str) -> None:
         raise DataError(f"{what} is not the {size} bytes long it claims to be; get it again.")
 
 
-def _check_name(name: str, archive: Path, taken: Mapping[str, int]) -> str:
+def _check_name(name: str, archive: Path, taken: Mapping[str, Any]) -> str:
     """The member's path in one spelling, if it stays inside the folder it is unpacked into."""
     path = PurePosixPath(name)
     plain = name.replace("\\", "/")
     parts = plain.split("/")
-    if path.is_absolute() or ".." in parts or ":" in parts[0] or "\0" in name or not path.parts:
+    if UNREADABLE.search(name):
+        raise DataError(f"{archive}: member {name!a} has no readable name; repack it.")
+    if path.is_absolute() or ".." in parts or ":" in parts[0] or not path.parts:
         raise DataError(
             f"{archive}: member '{name}' would be written outside the folder; do not use this file."
         )
@@ -137,68 +195,50 @@ def _check_total(archive: Path, members: int, total: int, limits: Limits) -> Non
     if members > limits.members or total > limits.total_bytes:
         raise DataError(
             f"{archive}: more than {limits.members} members or {limits.total_bytes} bytes; this "
-            "is no data set, or raise the limits."
+            "is no data set."
         )
 
 
-class _Tar:
-    def __init__(self, archive: tarfile.TarFile, path: Path, limits: Limits) -> None:
-        self._archive = archive
-        self._members: dict[str, tarfile.TarInfo] = {}
-        self._sizes: dict[str, int] = {}
-        total = 0
-        for count, member in enumerate(archive, start=1):
-            total += member.size
-            _check_total(path, count, total, limits)  # before tarfile skips over the content
-            if member.isdir():
-                continue
-            name = _check_name(member.name, path, self._sizes)
-            if not member.isreg():
-                raise DataError(
-                    f"{path}: member '{member.name}' is a link or device; do not use this file."
-                )
-            self._members[name], self._sizes[name] = member, member.size
+def _link_or_device(archive: Path, name: str) -> DataError:
+    return DataError(f"{archive}: member '{name}' is a link or device; do not use this file.")
 
-    def sizes(self) -> Mapping[str, int]:
-        return self._sizes
 
-    def open(self, name: str) -> IO[bytes]:
-        content = self._archive.extractfile(self._members[name])
+def _tar_files(archive: tarfile.TarFile, listing: _Listing, limits: Limits) -> Files:
+    path = listing.path
+    members: dict[str, tarfile.TarInfo] = {}
+    total = 0
+    for count, member in enumerate(archive, start=1):
+        total += member.size
+        _check_total(path, count, total, limits)  # before tarfile skips over the content
+        if member.isdir():
+            continue
+        name = _check_name(member.name, path, members)
+        if not member.isreg():
+            raise _link_or_device(path, member.name)
+        members[name] = tarfile.data_filter(member, str(path.parent))
+    listing.complete = True
+
+    def open_member(name: str) -> IO[bytes]:
+        content = archive.extractfile(members[name])
         assert content is not None  # it is a regular file
         return content
 
-
-class _Zip:
-    def __init__(self, archive: zipfile.ZipFile, path: Path, limits: Limits) -> None:
-        self._archive = archive
-        self._members: dict[str, zipfile.ZipInfo] = {}
-        self._sizes: dict[str, int] = {}
-        members = archive.infolist()
-        _check_total(path, len(members), sum(m.file_size for m in members), limits)
-        for member in members:
-            kind = stat.S_IFMT(member.external_attr >> 16)
-            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-                raise DataError(
-                    f"{path}: member '{member.filename}' is a link or device; do not use this file."
-                )
-            name = _check_name(member.filename, path, self._sizes)
-            if not member.is_dir():
-                self._members[name], self._sizes[name] = member, member.file_size
-
-    def sizes(self) -> Mapping[str, int]:
-        return self._sizes
-
-    def open(self, name: str) -> IO[bytes]:
-        return self._archive.open(self._members[name])
+    return Files(path, {name: m.size for name, m in members.items()}, open_member)
 
 
-class _Folder:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._sizes = {name: found.st_size for name, found in walk_files(path)}
-
-    def sizes(self) -> Mapping[str, int]:
-        return self._sizes
-
-    def open(self, name: str) -> IO[bytes]:
-        return (self._path / name).open("rb")
+def _zip_files(archive: zipfile.ZipFile, listing: _Listing, limits: Limits) -> Files:
+    path = listing.path
+    infos = archive.infolist()
+    _check_total(path, len(infos), sum(m.file_size for m in infos), limits)
+    members: dict[str, zipfile.ZipInfo] = {}
+    for member in infos:
+        if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
+            raise _link_or_device(path, member.filename)
+        if member.flag_bits & 0x1:
+            raise DataError(f"{path}: member '{member.filename}' is encrypted; decrypt the zip.")
+        name = _check_name(member.filename, path, members)
+        if not member.is_dir():
+            members[name] = member
+    listing.complete = True
+    sizes = {name: m.file_size for name, m in members.items()}
+    return Files(path, sizes, lambda name: archive.open(members[name]))

@@ -1,5 +1,6 @@
 """Data that is in memory already: arrays, ``.npz`` files and any torch data set."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,29 +10,32 @@ import torch
 import torch.utils.data
 from torch import Tensor
 
-from proxreplay.data.archives import open_files
-from proxreplay.data.datasets import Dataset, Examples
+from proxreplay.data.archives import Files, open_files
+from proxreplay.data.datasets import Dataset, Examples, rank_in_group
+from proxreplay.data.trees import sorted_naturally
 from proxreplay.errors import DataError
 
 TEST_EVERY = 5
-ALIASES = {
-    "x_train": "train_inputs",
-    "y_train": "train_labels",
-    "x_test": "test_inputs",
-    "y_test": "test_labels",
+MAX_NUMBER = 10_000  # of a class without a name, or the number of examples if that is larger
+MAX_UNPACKED, MAX_RATIO = 256 * 2**20, 20
+SPLITS = {"train": "train", "test": "test", "val": "validation", "validation": "validation"}
+FIELDS = {
+    **dict.fromkeys(("inputs", "x", "data", "images"), "inputs"),
+    **dict.fromkeys(("labels", "y", "target", "targets"), "labels"),
+    "domains": "domains",
 }
-PARTS = ("train", "test", "validation")
-FIELDS = ("inputs", "labels", "domains")
-KEYS = (*(f"{part}_{field}" for part in PARTS for field in FIELDS), "classes", "domains")
-ArrayLike = Tensor | np.ndarray[Any, Any] | Sequence[Any]
+KEYS = "train_inputs, train_labels, maybe train_domains; test_ and validation_ likewise"
+Array = np.ndarray[Any, Any]
+ArrayLike = Tensor | Array | Sequence[Any]
+Given = Examples | tuple[ArrayLike, ...]
 
 
 def from_arrays(
     name: str,
-    train: Examples | tuple[ArrayLike, ...],
-    test: Examples | tuple[ArrayLike, ...] | None = None,
+    train: Given,
+    test: Given | None = None,
     *,
-    validation: Examples | tuple[ArrayLike, ...] | None = None,
+    validation: Given | None = None,
     classes: Sequence[str] | None = None,
     domains: Sequence[str] | None = None,
 ) -> Dataset:
@@ -40,59 +44,53 @@ def from_arrays(
     Args:
         name: of the data set.
         train: inputs ``[n, ...]``, labels ``[n]`` and maybe domains ``[n]``. Images are
-            ``[n, channels, height, width]`` or ``[n, height, width]``.
+            ``[n, channels, height, width]`` or ``[n, height, width]``. Labels and domains are
+            numbers from 0, or names.
         test: likewise; without it, every fifth training example of a class becomes test.
         validation: likewise; without it, the stream sets some aside.
         classes: a name for every label; by default the labels themselves.
-        domains: a name for every domain; by default their numbers.
+        domains: a name for every domain; by default the domains themselves.
 
-    >>> data = from_arrays("toy", ([[0.0], [1.0], [2.0]], [0, 1, 0]), ([[0.0]], [0]))
-    >>> data.classes, len(data.train)
-    (('0', '1'), 3)
+    >>> data = from_arrays("toy", ([[0.0], [1.0]], ["dog", "cat"]), ([[2.0]], ["dog"]))
+    >>> data.classes, data.train.labels.tolist()
+    (('cat', 'dog'), [1, 0])
     """
-    parts = {"train": _examples(f"{name} train", train)}
-    if validation is not None:
-        parts["validation"] = _examples(f"{name} validation", validation)
-    if test is not None:
-        parts["test"] = _examples(f"{name} test", test)
-    else:
-        parts["train"], parts["test"] = _split(parts["train"])
+    given = {"train": train, "test": test, "validation": validation}
+    parts = {
+        part: _arrays(f"{name} {part}", arrays)
+        for part, arrays in given.items()
+        if arrays is not None
+    }
+    labels, class_names = _numbered(f"{name}: labels", {p: a[1] for p, a in parts.items()}, classes)
+    with_domains = {p: a[2] for p, a in parts.items() if len(a) == 3}
+    ids, domain_names = _numbered(f"{name}: domains", with_domains, domains)
+    examples = {
+        part: Examples(_inputs(f"{name} {part}", arrays[0]), labels[part], ids.get(part))
+        for part, arrays in parts.items()
+    }
+    if test is None:
+        examples["train"], examples["test"] = _split(examples["train"])
     return Dataset(
-        name=name,
-        train=parts["train"],
-        test=parts["test"],
-        validation=parts.get("validation"),
-        classes=_names(classes, [e.labels for e in parts.values()]),
-        domains=_names(domains, [e.domains for e in parts.values() if e.domains is not None]),
+        name,
+        examples["train"],
+        examples["test"],
+        class_names,
+        validation=examples.get("validation"),
+        domains=domain_names,
     )
 
 
-def _names(names: Sequence[str] | None, ids: Sequence[Tensor]) -> tuple[str, ...]:
-    if names is not None:
-        return tuple(str(name) for name in names)
-    largest = max((int(i.max()) for i in ids if len(i)), default=-1)
-    return tuple(str(i) for i in range(largest + 1))
-
-
-def _examples(what: str, given: Examples | tuple[ArrayLike, ...]) -> Examples:
+def _arrays(what: str, given: Given) -> tuple[ArrayLike, ...]:
     if isinstance(given, Examples):
-        return given
+        both = (given.inputs, given.labels)
+        return both if given.domains is None else (*both, given.domains)
     if len(given) not in (2, 3):
         raise DataError(f"{what}: {len(given)} arrays; give inputs, labels and maybe domains.")
-    inputs, *ids = (
-        a if isinstance(a, Tensor) else torch.from_numpy(_array(what, a)) for a in given
-    )
-    return Examples(_checked_inputs(what, inputs), *(_checked_ids(what, i) for i in ids))
+    return given
 
 
-def _array(what: str, values: ArrayLike) -> np.ndarray[Any, Any]:
-    array = np.array(values)  # a copy: an array that may not be written makes torch warn
-    if array.dtype.kind not in "biuf":
-        raise DataError(f"{what}: an array of {array.dtype}; give numbers.")
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-
-def _checked_inputs(what: str, inputs: Tensor) -> Tensor:
+def _inputs(what: str, values: ArrayLike) -> Tensor:
+    inputs = values if isinstance(values, Tensor) else torch.from_numpy(_numbers(what, values))
     if inputs.dtype == torch.float64:
         inputs = inputs.float()
     if inputs.is_floating_point() and not torch.isfinite(inputs).all():
@@ -110,12 +108,63 @@ def _checked_inputs(what: str, inputs: Tensor) -> Tensor:
     return inputs
 
 
-def _checked_ids(what: str, ids: Tensor) -> Tensor:
-    if ids.is_floating_point() or ids.is_complex():
-        raise DataError(f"{what}: labels or domains are {ids.dtype}; give integers from 0.")
-    if ids.ndim == 2 and ids.shape[1] == 1:
-        ids = ids.squeeze(1)
-    return ids.long()
+def _numbers(what: str, values: ArrayLike) -> Array:
+    try:
+        array: Array = np.array(values)  # a copy: torch warns about arrays that are read-only
+    except ValueError as error:
+        raise DataError(f"{what}: no array ({error}); give rows of one length.") from error
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{what}: an array of {array.dtype}; give numbers.")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch hardly knows these
+        if array.size and array.max() > np.iinfo(np.int64).max:
+            raise DataError(f"{what}: holds {array.max()}; give numbers below 2^63.")
+        return array.astype(np.int64)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _numbered(
+    what: str, given: Mapping[str, ArrayLike], names: Sequence[str] | None
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Labels or domains of every part as int64 ``[n]``, and a name for every number."""
+    arrays = {part: np.asarray(values) for part, values in given.items()}
+    arrays = {part: a[:, 0] if a.ndim == 2 and a.shape[1] == 1 else a for part, a in arrays.items()}
+    if any(a.dtype.kind in "US" or _holds_names(a) for a in arrays.values()):
+        return _from_names(what, arrays, names)
+    for part, array in arrays.items():
+        if array.dtype.kind not in "biu":
+            raise DataError(f"{what}: {part} holds {array.dtype}; give integers from 0, or names.")
+    ids = {part: torch.from_numpy(_numbers(what, array)).long() for part, array in arrays.items()}
+    if names is not None:
+        return ids, tuple(str(name) for name in names)
+    largest = max((int(i.max()) for i in ids.values() if len(i)), default=-1)
+    if largest >= max(MAX_NUMBER, sum(len(i) for i in ids.values())):
+        raise DataError(
+            f"{what}: the largest is {largest}; number them from 0 without gaps, or give names."
+        )
+    return ids, tuple(str(i) for i in range(largest + 1))
+
+
+def _holds_names(array: Array) -> bool:
+    return array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat)
+
+
+def _from_names(
+    what: str, arrays: Mapping[str, Array], names: Sequence[str] | None
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    try:
+        texts = {part: array.astype(np.str_) for part, array in arrays.items()}
+    except UnicodeDecodeError as error:
+        raise DataError(f"{what}: not all are ASCII text ({error}); save them as str.") from error
+    met = {str(name) for array in texts.values() for name in np.unique(array)}
+    known = sorted_naturally(met) if names is None else [str(name) for name in names]
+    if unknown := met - set(known):
+        raise DataError(f"{what}: {min(unknown)!r} is not among the names given; add it.")
+    number = {name: i for i, name in enumerate(known)}
+    ids = {}
+    for part, array in texts.items():
+        some, where = np.unique(array, return_inverse=True)
+        ids[part] = torch.tensor([number[str(name)] for name in some])[where.reshape(array.shape)]
+    return ids, tuple(known)
 
 
 def _split(everything: Examples) -> tuple[Examples, Examples]:
@@ -123,11 +172,7 @@ def _split(everything: Examples) -> tuple[Examples, Examples]:
     keys = everything.labels
     if everything.domains is not None:
         keys = keys + (int(keys.max()) + 1) * everything.domains
-    rank = torch.empty_like(keys)
-    for key in keys.unique():
-        of_key = keys == key
-        rank[of_key] = torch.arange(int(of_key.sum()))
-    test = rank % TEST_EVERY == TEST_EVERY - 1
+    test = rank_in_group(keys) % TEST_EVERY == TEST_EVERY - 1
     return everything[~test], everything[test]
 
 
@@ -135,51 +180,88 @@ def from_npz(path: str | Path) -> Dataset:
     """A data set from an ``.npz`` file; objects that would need unpickling are refused.
 
     Keys: ``train_inputs``, ``train_labels``; maybe ``train_domains``, the same for ``test_`` and
-    ``validation_``, and ``classes`` and ``domains`` with names. ``x_train``, ``y_train``,
-    ``x_test`` and ``y_test`` are understood too.
+    ``validation_``, and ``classes`` and ``domains`` with names. Inputs may also be called ``x``,
+    ``data`` or ``images``, labels ``y``, ``target`` or ``targets``, in upper or lower case, with
+    the split before or after the name (``X_train``) or without one, for training.
     """
     path = Path(path)
-    arrays = _read_npz(path)
-    unknown = sorted(set(arrays) - set(KEYS))
-    if unknown or not {"train_inputs", "train_labels"} <= arrays.keys():
-        raise DataError(
-            f"{path}: holds {', '.join(sorted(arrays)) or 'nothing'}; expected train_inputs and "
-            f"train_labels, maybe others of {', '.join(KEYS)}."
-        )
-    parts = {part: _npz_part(arrays, part) for part in PARTS}
-    train = parts["train"]
-    assert train is not None  # its keys are there
-    return from_arrays(
-        path.stem,
-        train,
-        parts["test"],
-        validation=parts["validation"],
-        classes=_npz_names(arrays, "classes"),
-        domains=_npz_names(arrays, "domains"),
-    )
-
-
-def _read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    if not path.is_file():
-        raise DataError(f"{path} does not exist; give an .npz file.")
     if path.suffix != ".npz":
         raise DataError(f"{path}: not an .npz file; save one with numpy.savez.")
-    try:
-        with open_files(path), np.load(path, allow_pickle=False) as content:
-            return {ALIASES.get(key, key): content[key] for key in content.files}
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} cannot be read as .npz ({error}); save it again.") from error
+    parts: dict[str, dict[str, Array]] = {part: {} for part in SPLITS.values()}
+    names: dict[str, list[str] | None] = {"classes": None, "domains": None}
+    arrays = _read_npz(path)
+    for key, array in arrays.items():
+        if key in names and array.dtype.kind in "US":
+            names[key] = [str(name) for name in array.flat]
+            continue
+        split, field = _understand(key)
+        if field is None or field in parts[split]:
+            raise DataError(
+                f"{path}: holds {', '.join(sorted(arrays))}; '{key}' is not understood or means "
+                f"the same as another. Expected: {KEYS}; classes and domains with names."
+            )
+        parts[split][field] = array
+    for part, fields in parts.items():
+        if (fields or part == "train") and not {"inputs", "labels"} <= fields.keys():
+            raise DataError(
+                f"{path}: holds {', '.join(sorted(arrays)) or 'nothing'}, but no {part}_inputs "
+                f"with {part}_labels. Expected: {KEYS}."
+            )
+    train, test, validation = (
+        tuple(parts[part][f] for f in ("inputs", "labels", "domains") if f in parts[part]) or None
+        for part in ("train", "test", "validation")
+    )
+    assert train is not None  # its keys are there
+    return from_arrays(path.stem, train, test, validation=validation, **names)
 
 
-def _npz_part(
-    arrays: Mapping[str, np.ndarray[Any, Any]], part: str
-) -> tuple[np.ndarray[Any, Any], ...] | None:
-    found = [arrays[f"{part}_{field}"] for field in FIELDS if f"{part}_{field}" in arrays]
-    return tuple(found) or None
+def _understand(key: str) -> tuple[str, str | None]:
+    """The split and the field that a key names; no field if it is not understood."""
+    words = key.lower().split("_")
+    split = next((SPLITS[word] for word in words if word in SPLITS), None)
+    fields = [FIELDS[word] for word in words if word in FIELDS]
+    understood = len(fields) == 1 and len(words) == (1 if split is None else 2)
+    return split or "train", fields[0] if understood else None
 
 
-def _npz_names(arrays: Mapping[str, np.ndarray[Any, Any]], key: str) -> list[str] | None:
-    return [str(name) for name in arrays[key]] if key in arrays else None
+def _read_npz(path: Path) -> dict[str, Array]:
+    with open_files(path) as files:
+        total, packed = sum(files.sizes.values()), path.stat().st_size
+        if total > max(MAX_UNPACKED, MAX_RATIO * packed):
+            raise DataError(
+                f"{path}: {packed} bytes unpack to {total}, too much for a data set; if it is "
+                "yours, save it uncompressed, with numpy.savez."
+            )
+        return {name.removesuffix(".npy"): _read_npy(files, name) for name in files.sizes}
+
+
+def _read_npy(files: Files, name: str) -> Array:
+    """One array, if it is as large as its header says: the header is checked before its memory."""
+    what = f"{files.where}: {name}"
+    with files.open(name) as file:
+        try:
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise ValueError("another version of the format")
+            shape, by_column, dtype = np.lib.format.read_array_header_1_0(file)
+        except Exception as error:  # the parser of headers raises all kinds of errors
+            raise DataError(
+                f"{what} cannot be read ({error}); save it with numpy.savez."
+            ) from error
+        if dtype.kind not in "biufUS":
+            raise DataError(f"{what}: an array of {dtype}; give numbers or text, nothing pickled.")
+        size = math.prod(shape) * dtype.itemsize
+        if (
+            size != files.sizes[name] - file.tell()
+            or dtype.itemsize == 0
+            or min(shape, default=0) < 0
+        ):
+            raise DataError(
+                f"{what}: its header says {dtype} {shape}, not what it holds; save it again."
+            )
+        data = file.read(size)
+        if len(data) != size:
+            raise DataError(f"{what}: {len(data)} bytes of {size}; save it again.")
+    return np.frombuffer(data, dtype).reshape(shape, order="F" if by_column else "C")
 
 
 def from_torch_dataset(

@@ -1,31 +1,46 @@
 """Decoded data sets on disk: memory-mapped arrays that are checked before they are used.
 
-A cache is a folder of ``.npy`` arrays and a ``meta.json`` that says what they were made from. It
-lies beside its source, or in the user's cache folder where the source's folder is read-only.
+A cache is a folder of ``.npy`` arrays, a ``meta.json`` that says what they were made from, and a
+``CACHEDIR.TAG`` that marks it as ours. It is in the user's cache folder (`roots.user_cache`).
+Nothing without that mark is ever changed or deleted.
 """
 
 import hashlib
 import json
 import logging
-import os
-import shutil
-import tempfile
-import time
+import math
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from proxreplay.data.datasets import Dataset, Examples
-from proxreplay.data.sources import Fingerprint, fingerprint, is_unchanged
+from proxreplay.data.roots import cache_folder
+from proxreplay.data.sources import Fingerprint, fingerprint, is_unchanged, regular
 from proxreplay.errors import DataError
+from proxreplay.locking import locked
 
-FORMAT = 1
-ABANDONED_AFTER = 24 * 3600  # seconds
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = 2
+BLOCK_BYTES = 1 << 20
+MAX_META = 32 * 2**20
+MARK = "CACHEDIR.TAG"
+SIGNATURE = (
+    "Signature: 8a477f597d28d172789f06886806bc55\n# Decoded data of proxreplay; safe to delete.\n"
+)
+ARRAYS = tuple(
+    f"{part}.{kind}"
+    for part in ("train", "validation", "test")
+    for kind in ("inputs", "labels", "domains")
+)
 Array = npt.NDArray[Any]
 log = logging.getLogger(__name__)
 
@@ -35,9 +50,9 @@ class Block:
     """A few decoded examples.
 
     Args:
-        inputs: ``[k, ...]``.
+        inputs: ``[k, ...]``, uint8.
         labels: ``[k]``.
-        domains: ``[k]``, or None where the data has no domains.
+        domains: ``[k]``, or None if the data has no domains.
     """
 
     inputs: Array
@@ -47,19 +62,17 @@ class Block:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a data set (train, test or validation) on its way to disk, a block at a time.
+    """A part of a data set (train, test or validation) on its way to disk, block by block.
 
     Args:
         count: examples in all blocks together.
         shape: of one example.
         blocks: read once, in order.
-        dtype: of the inputs.
     """
 
     count: int
     shape: tuple[int, ...]
     blocks: Iterable[Block]
-    dtype: str = "uint8"
 
 
 @dataclass(frozen=True)
@@ -82,33 +95,39 @@ class _Unusable(Exception):
 
 
 def cached(
-    name: str,
-    sources: Sequence[Path],
-    decode: Callable[[], AbstractContextManager[Decoded]],
-    variant: str = "",
+    name: str, source: Path, decode: Callable[[], AbstractContextManager[Decoded]], key: str
 ) -> Dataset:
-    """The data set from its cache; decoded into the cache first where that is missing or stale.
+    """The data set from its cache; decoded into the cache first if that is missing or stale.
 
     Args:
         name: of the data set.
-        sources: the files or folders it is made from.
-        decode: opens them and keeps them open while the blocks are read.
-        variant: settings of the decoding; each has a cache of its own.
+        source: the file or folder it is made from.
+        decode: opens the source and keeps it open while the blocks are read.
+        key: names the cache; settings of the decoding are part of it.
     """
-    key = f"{name}-{variant}" if variant else name
-    for folder in cache_folders(key, sources[0]):
-        if not folder.exists():
-            continue
+    folder = cache_folder(key, source)
+    if folder.exists():
         try:
-            return load(folder, sources)
+            return load(folder, source)
         except _Unusable as reason:
             log.warning("%s: cache %s is rebuilt: %s", name, folder, reason)
-    folder = _writable_folder(key, sources[0])
-    log.info("%s: decoding %s once into %s", name, sources[0], folder)
-    with decode() as decoded:
-        store(folder, name, sources, decoded)
     try:
-        return load(folder, sources)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = folder.with_name(f"{folder.name}.lock")
+        with locked(lock, wait=True):
+            try:
+                if not _is_usable(folder, source):  # else another process has just built it
+                    log.info("%s: decoding %s once into %s", name, source, folder)
+                    _build(folder, name, source, decode)
+            finally:
+                lock.unlink()
+    except OSError as error:
+        raise DataError(
+            f"{name}: the cache {folder} cannot be written ({error}); free some space, or choose "
+            "another folder with PROXREPLAY_CACHE."
+        ) from error
+    try:
+        return load(folder, source)
     except _Unusable as reason:
         raise DataError(
             f"{name}: the cache {folder} cannot be used although it was just written ({reason}); "
@@ -116,56 +135,22 @@ def cached(
         ) from reason
 
 
-def cache_folders(name: str, source: Path) -> list[Path]:
-    """Where a cache is looked for: ``PROXREPLAY_CACHE`` if set, else beside the source, else the
-    user's cache folder.
-    """  # noqa: D205
-    digest = hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:12]
-    in_user_folder = user_cache() / f"{name}-{digest}.cache"
-    if os.environ.get("PROXREPLAY_CACHE"):
-        return [in_user_folder]
-    return [source.parent / f"{name}.cache", in_user_folder]
+def _build(
+    folder: Path, name: str, source: Path, decode: Callable[[], AbstractContextManager[Decoded]]
+) -> None:
+    """Write a cache beside its place and move it there when it is complete.
 
-
-def user_cache() -> Path:
-    """``PROXREPLAY_CACHE``, or the platform's cache folder for this user."""
-    chosen = os.environ.get("PROXREPLAY_CACHE")
-    if chosen:
-        return Path(chosen)
-    import pooch
-
-    return Path(pooch.os_cache("proxreplay"))
-
-
-def _writable_folder(name: str, source: Path) -> Path:
-    first, *others = cache_folders(name, source)
-    if not others or _may_write(first.parent):
-        return first
-    log.warning(
-        "%s: %s is read-only; the decoded data goes to %s (PROXREPLAY_CACHE chooses another "
-        "folder).",
-        name,
-        first.parent,
-        others[0],
-    )
-    return others[0]
-
-
-def _may_write(folder: Path) -> bool:
-    """Whether to write into a folder; root too respects one that is marked read-only."""
-    return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
-
-
-def store(folder: Path, name: str, sources: Sequence[Path], decoded: Decoded) -> None:
-    """Write a cache; it appears under its name only when it is complete."""
-    made_from = [fingerprint(source) for source in sources]
+    Whoever holds the lock is the only builder, so what a killed one has left behind can go.
+    """
+    fresh = folder.with_name(f"{folder.name}.building")
+    _remove(folder, check_only=True)
+    _remove(fresh)
+    fresh.mkdir()
+    (fresh / MARK).write_text(SIGNATURE)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(folder)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
-            fresh = Path(scratch, "fresh")
-            fresh.mkdir()
-            arrays: dict[str, Any] = {}
+        made_from = fingerprint(source)
+        arrays: dict[str, Any] = {}
+        with decode() as decoded:
             for part, content in decoded.parts.items():
                 arrays.update(_write_part(fresh, part, content, name))
             meta = {
@@ -173,43 +158,39 @@ def store(folder: Path, name: str, sources: Sequence[Path], decoded: Decoded) ->
                 "name": name,
                 "classes": decoded.classes,
                 "domains": decoded.domains,
-                "sources": [vars(f) for f in made_from],
+                "source": vars(made_from),
                 "arrays": arrays,
             }
-            (fresh / "meta.json").write_text(json.dumps(meta, indent=1))
-            _publish(fresh, folder, Path(scratch, "stale"), sources)
-    except OSError as error:
-        raise DataError(
-            f"{name}: the cache {folder} cannot be written ({error}); free some space, or choose "
-            "another folder with PROXREPLAY_CACHE."
-        ) from error
-
-
-def _publish(fresh: Path, folder: Path, stale: Path, sources: Sequence[Path]) -> None:
-    """Give the complete cache its name, unless another process has just done the same."""
-    if folder.exists() and not _is_usable(folder, sources):
-        with suppress(FileNotFoundError):  # another process has moved it away
-            folder.rename(stale)
-    try:
+        (fresh / "meta.json").write_text(json.dumps(meta))
+        _remove(folder)
         fresh.rename(folder)
-    except OSError:
-        if not _is_usable(folder, sources):
-            raise
+    finally:
+        _remove(fresh)
 
 
-def _is_usable(folder: Path, sources: Sequence[Path]) -> bool:
+def _remove(folder: Path, *, check_only: bool = False) -> None:
+    """Remove a cache of ours, file by file; anything else is named and left alone."""
+    if not folder.exists() and not folder.is_symlink():
+        return
+    ours = {MARK, "meta.json", *(f"{array}.npy" for array in ARRAYS)}
+    inside = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
+    if inside and (folder.is_symlink() or MARK not in inside or inside - ours):
+        raise DataError(
+            f"{folder} is in the way and is no cache of proxreplay; move it, or choose another "
+            "folder with PROXREPLAY_CACHE."
+        )
+    if not check_only:
+        for name in sorted(inside, key=lambda n: n == MARK):  # the mark goes last
+            (folder / name).unlink()
+        folder.rmdir()
+
+
+def _is_usable(folder: Path, source: Path) -> bool:
     try:
-        load(folder, sources)
+        load(folder, source)
     except _Unusable:
         return False
     return True
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what a build of this cache that was killed a day ago or more has left behind."""
-    for scratch in folder.parent.glob(f".{folder.name}-*"):
-        if time.time() - scratch.stat().st_mtime > ABANDONED_AFTER:
-            shutil.rmtree(scratch)
 
 
 def _write_part(folder: Path, part: str, content: Part, name: str) -> dict[str, Any]:
@@ -218,12 +199,9 @@ def _write_part(folder: Path, part: str, content: Part, name: str) -> dict[str, 
     labels, domains = [], []
     digest = hashlib.sha256()
     with (folder / f"{part}.inputs.npy").open("wb") as file:
-        descr = np.lib.format.dtype_to_descr(np.dtype(content.dtype))
-        np.lib.format.write_array_header_1_0(
-            file, {"descr": descr, "fortran_order": False, "shape": shape}
-        )
+        file.write(_header("uint8", shape))
         for block in content.blocks:
-            data = np.ascontiguousarray(block.inputs, dtype=content.dtype).tobytes()
+            data = np.ascontiguousarray(block.inputs, dtype=np.uint8).data
             digest.update(data)
             file.write(data)
             labels.append(np.asarray(block.labels, dtype=np.int64))
@@ -237,43 +215,57 @@ def _write_part(folder: Path, part: str, content: Part, name: str) -> dict[str, 
             f"{name}: {content.count} {part} examples were announced but {len(small['labels'])} "
             "could be read; get the source again."
         )
-    entries = {f"{part}.inputs": _entry(content.dtype, shape, digest.hexdigest())}
+    inputs = {"dtype": "uint8", "shape": shape, "sha256": digest.hexdigest()}
+    rows, mapped = _rows_per_block(shape), _map(folder, f"{part}.inputs", inputs)
+    inputs["crc32"] = [zlib.crc32(mapped[i : i + rows].data) for i in range(0, len(mapped), rows)]
+    entries: dict[str, Any] = {f"{part}.inputs": inputs}
     for kind, array in small.items():
         np.save(folder / f"{part}.{kind}.npy", array, allow_pickle=False)
-        entries[f"{part}.{kind}"] = _entry("int64", array.shape, _sha256(array))
+        entry = {"dtype": "int64", "shape": array.shape, "sha256": _sha256(array)}
+        entries[f"{part}.{kind}"] = entry
     return entries
 
 
-def _entry(dtype: str, shape: tuple[int, ...], sha256: str) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": list(shape), "sha256": sha256}
+def _header(dtype: str, shape: Sequence[int]) -> bytes:
+    """The beginning of an ``.npy`` file."""
+    file = BytesIO()
+    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": descr, "fortran_order": False, "shape": tuple(shape)}
+    )
+    return file.getvalue()
+
+
+def _rows_per_block(shape: Sequence[int]) -> int:
+    return max(1, BLOCK_BYTES // max(1, int(np.prod(shape[1:]))))
 
 
 def _sha256(array: Array) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
-def load(folder: Path, sources: Sequence[Path]) -> Dataset:
-    """Map a cache into memory, after the checks that cost nothing; labels are checked in full."""
-    meta = _read_meta(folder)
+def load(folder: Path, source: Path) -> Dataset:
+    """Map a cache into memory after quick checks; images are checked when they are first read."""
     try:
+        meta = _read_meta(folder)
         if meta["format"] != FORMAT:
             raise _Unusable(f"format {meta['format']}, expected {FORMAT}")
-        made_from = [Fingerprint(**entry) for entry in meta["sources"]]
-        if not is_unchanged(made_from, sources):
+        if not is_unchanged(Fingerprint(**meta["source"]), source):
             raise _Unusable("its source has changed")
         arrays = meta["arrays"]
+        parts = {
+            part: _examples(folder, part, arrays)
+            for part in ("train", "validation", "test")
+            if f"{part}.labels" in arrays
+        }
         return Dataset(
             name=str(meta["name"]),
-            train=_examples(folder, "train", arrays),
-            test=_examples(folder, "test", arrays),
-            validation=(
-                _examples(folder, "validation", arrays) if "validation.labels" in arrays else None
-            ),
             classes=tuple(str(name) for name in meta["classes"]),
             domains=tuple(str(name) for name in meta["domains"]),
             checksum=_combined(arrays),
+            **parts,
         )
-    except (KeyError, TypeError, ValueError, OSError, DataError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OSError, DataError) as error:
         raise _Unusable(f"{type(error).__name__}: {error}") from error
 
 
@@ -284,10 +276,13 @@ def _combined(arrays: Mapping[str, Any]) -> str:
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:
+    path = folder / "meta.json"
+    if regular(path).st_size > MAX_META:
+        raise _Unusable("meta.json is too large")
     try:
-        meta = json.loads((folder / "meta.json").read_text())
-    except (OSError, ValueError) as error:
-        raise _Unusable(f"meta.json cannot be read ({error})") from error
+        meta = json.loads(path.read_bytes())
+    except RecursionError as error:
+        raise _Unusable("meta.json nests too deep") from error
     if not isinstance(meta, dict):
         raise _Unusable("meta.json is not an object")
     return meta
@@ -296,40 +291,89 @@ def _read_meta(folder: Path) -> dict[str, Any]:
 def _examples(folder: Path, part: str, arrays: Mapping[str, Any]) -> Examples:
     import torch
 
-    inputs = _map(folder, f"{part}.inputs", arrays)
+    entry = arrays[f"{part}.inputs"]
+    inputs = _map(folder, f"{part}.inputs", entry)
     small = {}
     for kind in ("labels", "domains"):
-        if f"{part}.{kind}" in arrays:
-            small[kind] = np.array(_map(folder, f"{part}.{kind}", arrays))
-            if _sha256(small[kind]) != arrays[f"{part}.{kind}"]["sha256"]:
-                raise _Unusable(f"{part}.{kind}.npy does not match its checksum")
+        name = f"{part}.{kind}"
+        if name in arrays:
+            small[kind] = np.array(_map(folder, name, arrays[name]))
+            if _sha256(small[kind]) != arrays[name]["sha256"]:
+                raise _Unusable(f"{name}.npy does not match its checksum")
     return Examples(
-        torch.from_numpy(inputs), **{kind: torch.from_numpy(a) for kind, a in small.items()}
+        torch.from_numpy(inputs),
+        check=BlockCheck(folder, f"{part}.inputs", inputs, entry["crc32"]),
+        **{kind: torch.from_numpy(array) for kind, array in small.items()},
     )
 
 
-def _map(folder: Path, array: str, arrays: Mapping[str, Any]) -> Array:
+def _map(folder: Path, array: str, entry: Mapping[str, Any]) -> Array:
     """Map one array copy-on-write: a stray write stays in this process and off the disk.
 
-    Unlike ``np.load``, ``open_memmap`` knows nothing but plain arrays: no zip and no pickle.
+    The file must begin with exactly the header that belongs to the entry, so no header that
+    somebody else wrote is ever parsed.
     """
-    mapped: Array = np.lib.format.open_memmap(folder / f"{array}.npy", mode="c")
-    wanted = arrays[array]
-    if str(mapped.dtype) != wanted["dtype"] or list(mapped.shape) != wanted["shape"]:
-        raise _Unusable(
-            f"{array}.npy is {mapped.dtype} {mapped.shape}, expected {wanted['dtype']} "
-            f"{tuple(wanted['shape'])}"
-        )
-    return mapped
+    path = folder / f"{array}.npy"
+    dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
+    if dtype not in ("uint8", "int64") or min(shape) < 0:
+        raise _Unusable(f"{array} is {dtype} {shape}")
+    header = _header(dtype, shape)
+    size = regular(path).st_size
+    with path.open("rb") as file:
+        same = file.read(len(header)) == header
+    if not same or size != len(header) + math.prod(shape) * np.dtype(dtype).itemsize:
+        raise _Unusable(f"{array}.npy is not {dtype} {shape}")
+    return np.memmap(path, dtype, mode="c", offset=len(header), shape=shape)
 
 
-def verify(folder: Path, sources: Sequence[Path]) -> str | None:
+class BlockCheck:
+    """Compares each block of inputs with its checksum when a row of it is first read."""
+
+    def __init__(self, folder: Path, name: str, inputs: Array, sums: Sequence[int]) -> None:
+        self._folder, self._name, self._inputs = folder, name, inputs
+        self._rows = _rows_per_block(inputs.shape)
+        self._sums = [int(s) for s in sums]
+        self._pending = np.ones(-(-len(inputs) // self._rows), dtype=bool)
+        if len(self._sums) != len(self._pending):
+            raise _Unusable(f"{name} has {len(self._pending)} blocks and {len(sums)} checksums")
+
+    def __call__(self, rows: "Tensor | None" = None) -> None:
+        """Check the blocks that hold these rows ``[n]``; all of them by default.
+
+        Raises:
+            DataError: a block is damaged. The cache is marked, so that the next start rebuilds it.
+        """
+        if not self._pending.any():
+            return
+        blocks = self._pending.nonzero()[0]
+        if rows is not None:
+            chosen = np.asarray(rows)
+            chosen = chosen.nonzero()[0] if chosen.dtype == bool else chosen % len(self._inputs)
+            blocks = np.intersect1d(blocks, chosen // self._rows)
+        for block in blocks:
+            first = block * self._rows
+            if zlib.crc32(self._inputs[first : first + self._rows].data) != self._sums[block]:
+                _condemn(self._folder)
+                raise DataError(
+                    f"the cache {self._folder} is damaged: {self._name} from example {first} on "
+                    "does not match its checksum. Start again; it is rebuilt from the source."
+                )
+            self._pending[block] = False
+
+
+def _condemn(folder: Path) -> None:
+    """Have a damaged cache rebuilt by the next start."""
+    with suppress(OSError):  # a read-only cache cannot be marked; the error says what is wrong
+        (folder / "meta.json").unlink()
+
+
+def verify(folder: Path, source: Path) -> str | None:
     """Check a cache in full, every byte of every array; None if it is sound, else what is wrong."""
     try:
-        load(folder, sources)
-        arrays = _read_meta(folder)["arrays"]
-        for name, entry in arrays.items():
-            if _sha256(_map(folder, name, arrays)) != entry["sha256"]:
+        load(folder, source)
+        for name, entry in _read_meta(folder)["arrays"].items():
+            if _sha256(_map(folder, name, entry)) != entry["sha256"]:
+                _condemn(folder)
                 raise _Unusable(f"{name}.npy does not match its checksum")
     except _Unusable as reason:
         return str(reason)

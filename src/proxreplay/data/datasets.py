@@ -1,7 +1,8 @@
 """Data sets: examples with their labels and domains, split into train, test, maybe validation."""
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from proxreplay.errors import DataError
@@ -14,18 +15,20 @@ if TYPE_CHECKING:
 class Examples:
     """Inputs, labels and maybe domains that belong together.
 
-    The inputs may lie in a memory-mapped file; indexing with a tensor gathers a copy of only what
-    is asked for.
+    The inputs may be in a memory-mapped file. Indexing with a tensor copies only those rows, after
+    ``check`` has compared them with their checksums.
 
     Args:
         inputs: ``[n, ...]``; images are uint8 ``[n, channels, height, width]``.
         labels: ``[n]``, int64, starting at 0.
-        domains: ``[n]``, int64, starting at 0; None where the data has no domains.
+        domains: ``[n]``, int64, starting at 0; None if the data has no domains.
+        check: is called with the rows ``[k]`` before they are read.
     """
 
     inputs: "Tensor"
     labels: "Tensor"
     domains: "Tensor | None" = None
+    check: "Callable[[Tensor], None] | None" = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, tensor in (("labels", self.labels), ("domains", self.domains)):
@@ -39,6 +42,8 @@ class Examples:
         return len(self.labels)
 
     def __getitem__(self, rows: "Tensor") -> "Examples":
+        if self.check is not None:
+            self.check(rows)
         domains = None if self.domains is None else self.domains[rows]
         return Examples(self.inputs[rows], self.labels[rows], domains)
 
@@ -52,9 +57,9 @@ class Dataset:
         train: what the stream is made of.
         test: for the final accuracy.
         classes: a name for every label.
-        validation: where the set brings its own; otherwise the stream sets some aside per task.
-        domains: a name for every domain; empty where the data has none.
-        checksum: where it is known without reading everything; see `digest`.
+        validation: if the set has its own; otherwise the stream sets some aside per task.
+        domains: a name for every domain; empty if the data has none.
+        checksum: if it is known without reading everything; see `digest`.
     """
 
     name: str
@@ -98,3 +103,14 @@ class Dataset:
                 f"{self.name}: {what} run from {int(ids.min())} to {int(ids.max())}, but there are "
                 f"{len(names)} {kind}; number them from 0 to {len(names) - 1}."
             )
+
+
+def rank_in_group(groups: "Tensor") -> "Tensor":
+    """For every example ``[n]``, how many of its group come before it."""
+    import torch
+
+    rank = torch.empty_like(groups)
+    for group in groups.unique():
+        members = groups == group
+        rank[members] = torch.arange(int(members.sum()))
+    return rank

@@ -1,7 +1,8 @@
-"""Getting data from its canonical source: resumed, checked, and only then called by its name.
+"""Getting data from its canonical source: resumed, checked, and only then given its name.
 
-A download grows in ``<name>.part``. When it is complete, pooch compares its checksum with the
-published one and moves it to its name; nothing else ever writes to that name.
+A download grows in ``<name>.part``. When it is complete and its checksum is the published one, it
+is renamed; nothing else ever writes to that name. This is done here and not by a library, since
+those that were looked at start a broken download again from the beginning.
 """
 
 import http.client
@@ -10,13 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from proxreplay.data.archives import unpack
-from proxreplay.data.catalog import RemoteFile, entry
+from proxreplay.data.catalog import RemoteFile, find_dataset
 from proxreplay.data.roots import data_root as resolve_root
 from proxreplay.data.sources import file_digest
 from proxreplay.errors import DataError, InputError
@@ -30,12 +30,12 @@ Progress = Callable[[str, int, int | None], None]  # file name, bytes there, byt
 
 @dataclass(frozen=True)
 class Patience:
-    """How a download deals with a bad line.
+    """How a download deals with a bad connection.
 
     Args:
         attempts: how often to try before giving up.
         wait: seconds before the second attempt; doubles with each.
-        timeout: seconds without a byte that count as a failure.
+        timeout: seconds without a byte before an attempt fails.
     """
 
     attempts: int = 5
@@ -48,7 +48,7 @@ class Patience:
 
 
 class _Interrupted(Exception):
-    """The line broke; what has arrived stays in the ``.part`` file."""
+    """The connection broke; what has arrived stays in the ``.part`` file."""
 
 
 def fetch(
@@ -66,12 +66,12 @@ def fetch(
         data_root: the folder that holds the data.
         mirror: base address to use instead of the canonical source; checksums stay the same.
         progress: called as bytes arrive.
-        patience: with a bad line.
+        patience: with a bad connection.
 
     Returns:
         The files, or the folders they were unpacked to.
     """
-    what, root = entry(name), resolve_root(data_root)
+    what, root = find_dataset(name), resolve_root(data_root)
     if not what.files:
         reason = what.by_hand or "It is bundled"
         raise DataError(f"{name} cannot be fetched. {reason}.")
@@ -108,76 +108,69 @@ def _fetch_file(
         url = "/".join(part for part in (mirror.rstrip("/"), file.folder, file.name) if part)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return retrieve(url, path, f"md5:{file.md5}", progress, patience)
+        return _Download(url, path, progress, patience).run(file.md5)
     except OSError as error:
         raise DataError(
             f"{path} cannot be written ({error}); choose another folder with --data-root."
         ) from error
 
 
-def retrieve(
-    url: str, path: Path, known_hash: str, progress: Progress | None, patience: Patience
-) -> Path:
-    """Download one file; it appears at ``path`` only with the right checksum.
-
-    A wrong checksum after a resumed download may come from mixing two versions, so the download
-    then starts once more from the beginning.
-    """
-    import pooch
-
-    for last_try in (False, True):
-        download = _Download(path, progress, patience)
-        try:
-            pooch.retrieve(url, known_hash, path.name, path.parent, downloader=download)
-            break
-        except ValueError as error:
-            if last_try or not download.resumed:
-                raise DataError(
-                    f"{url} is not the published file ({known_hash}); nothing was kept. Try again "
-                    "later, or another --mirror."
-                ) from error
-            log.warning("%s: the resumed download is not the published file; again", path.name)
-    return path
-
-
 class _Download:
-    """A downloader for pooch that continues a ``.part`` file instead of starting again."""
+    """One file, continued from its ``.part`` if there is one."""
 
-    def __init__(self, path: Path, progress: Progress | None, patience: Patience) -> None:
-        self._part = path.with_name(path.name + ".part")
-        self._name = path.name
-        self._progress = progress
-        self._patience = patience
-        self.resumed = False
-
-    def __call__(self, url: str, output_file: str, pooch: Any) -> None:
+    def __init__(self, url: str, path: Path, progress: Progress | None, patience: Patience) -> None:
         if urlsplit(url).scheme not in ("http", "https"):
             raise DataError(f"{url}: only http and https addresses are fetched.")
-        self.resumed = self._there() > 0
+        self._url, self._path = url, path
+        self._part = path.with_name(path.name + ".part")
+        self._progress, self._patience = progress, patience
+
+    def run(self, md5: str) -> Path:
+        """Get the file; it appears under its name only with the right checksum.
+
+        A wrong checksum after a resumed download may come from mixing two versions, so the download
+        then starts once more from the beginning.
+        """
+        for last_try in (False, True):
+            resumed = self._complete()
+            if file_digest(self._part, "md5") == md5:
+                return self._part.replace(self._path)
+            self._part.unlink()
+            if not resumed:
+                break
+            if not last_try:
+                log.warning("%s: the resumed download is not the published file; again", self._url)
+        raise DataError(
+            f"{self._url} is not the published file (MD5 {md5}); nothing was kept. Try again "
+            "later, or another --mirror."
+        )
+
+    def _complete(self) -> bool:
+        """Continue until everything is there; whether that took more than one request."""
+        resumed = self._there() > 0
         for attempt in range(self._patience.attempts):
             if attempt:
                 time.sleep(self._patience.wait * 2 ** (attempt - 1))
             try:
-                self._continue(url)
+                self._continue()
             except _Interrupted as reason:
-                log.warning("%s: %s after %d bytes", url, reason, self._there())
-                self.resumed = self._there() > 0
+                log.warning("%s: %s after %d bytes", self._url, reason, self._there())
+                resumed = self._there() > 0
                 last = reason
             else:
-                self._part.replace(output_file)
-                return
+                return resumed
         raise DataError(
-            f"{url}: gave up after {self._patience.attempts} attempts ({last}); what has arrived "
-            f"is in {self._part}, fetch again to continue."
+            f"{self._url}: gave up after {self._patience.attempts} attempts ({last}); what has "
+            f"arrived is in {self._part}, fetch again to continue."
         )
 
     def _there(self) -> int:
         return self._part.stat().st_size if self._part.exists() else 0
 
-    def _continue(self, url: str) -> None:
-        """Ask for what is missing and append it; start over where the server cannot continue."""
+    def _continue(self) -> None:
+        """Ask for what is missing and append it; start over if the server cannot continue."""
         there = self._there()
-        request = Request(url, headers={"Range": f"bytes={there}-"} if there else {})
+        request = Request(self._url, headers={"Range": f"bytes={there}-"} if there else {})
         try:
             with urlopen(request, timeout=self._patience.timeout) as response:
                 if response.status != 206:
@@ -192,7 +185,7 @@ class _Download:
                     return
                 if error.code in (408, 429) or error.code >= 500:
                     raise _Interrupted(str(error)) from error
-                raise DataError(f"{url}: {error}; try another --mirror.") from error
+                raise DataError(f"{self._url}: {error}; try another --mirror.") from error
         except (URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
             raise _Interrupted(str(error) or type(error).__name__) from error
 
@@ -206,6 +199,6 @@ class _Download:
                 if there > MAX_BYTES:
                     raise DataError(f"{response.url}: more than {MAX_BYTES} bytes; given up.")
                 if self._progress is not None:
-                    self._progress(self._name, there, total)
+                    self._progress(self._path.name, there, total)
         if total is not None and there != total:
             raise _Interrupted(f"{total - there} of {total} bytes missing")

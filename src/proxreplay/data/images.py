@@ -1,4 +1,4 @@
-"""Image files to uint8 arrays of one size, a block at a time and on a few threads."""
+"""Image files to uint8 arrays of one size, block by block and on a few threads."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 MAX_FILE_BYTES = 64 * 2**20
 MAX_PIXELS = 64 * 10**6
-IMAGES_A_BLOCK = 256
+IMAGES_PER_BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -45,23 +45,12 @@ def image_part(files: Files, images: Sequence[ImageFile], size: int) -> Part:
 
 
 def _blocks(files: Files, images: Sequence[ImageFile], size: int) -> Iterator[Block]:
-    sizes = files.sizes()
-
     def read(image: ImageFile) -> npt.NDArray[np.uint8]:
-        if sizes.get(image.path, 0) > MAX_FILE_BYTES:
-            raise DataError(
-                f"{image.path}: {sizes[image.path]} bytes is no image for learning; remove it."
-            )
-        try:
-            with files.open(image.path) as file:
-                data = file.read()
-        except (OSError, KeyError) as error:
-            raise DataError(f"{image.path}: cannot be read ({error}); get it again.") from error
-        return decode(data, size, image.path)
+        return decode(files.read(image.path, MAX_FILE_BYTES), size, image.path)
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for start in range(0, len(images), IMAGES_A_BLOCK):
-            some = images[start : start + IMAGES_A_BLOCK]
+        for start in range(0, len(images), IMAGES_PER_BLOCK):
+            some = images[start : start + IMAGES_PER_BLOCK]
             domains = [i.domain for i in some if i.domain is not None]
             yield Block(
                 np.stack(list(pool.map(read, some))),

@@ -1,48 +1,35 @@
-"""Where data lies: the data root, and the first place below it that exists."""
+"""Where things are: the data root, the first place below it that exists, and the cache folder."""
 
+import hashlib
 import os
 import shlex
-from collections.abc import Sequence
+import sys
 from pathlib import Path
-
-from proxreplay.errors import DataError
 
 
 def data_root(chosen: str | Path | None = None) -> Path:
-    """The folder that holds the data: what is chosen, else ``PROXREPLAY_DATA``, else ``./data``."""
+    """The folder that holds the data: the chosen one, else ``PROXREPLAY_DATA``, else ``./data``."""
     return Path(chosen or os.environ.get("PROXREPLAY_DATA") or "data")
 
 
-def first_existing(
-    name: str, root: Path, candidates: Sequence[str], by_hand: str | None = None
-) -> Path:
-    """The first of the candidates below the root that exists.
-
-    Args:
-        name: of the data set.
-        root: the data root.
-        candidates: places below it.
-        by_hand: what to put there, for a data set that cannot be fetched.
-
-    Raises:
-        DataError: none does; the message says where it was looked and how to get the data.
-    """
-    for candidate in candidates:
-        if (root / candidate).exists():
-            return root / candidate
-    raise not_found(name, root, candidates, by_hand)
+def user_cache() -> Path:
+    """``PROXREPLAY_CACHE``, else this user's cache folder."""
+    if chosen := os.environ.get("PROXREPLAY_CACHE"):
+        return Path(chosen)
+    home = Path.home()
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = home / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+    return base / "proxreplay"
 
 
-def not_found(
-    name: str, root: Path, candidates: Sequence[str], by_hand: str | None = None
-) -> DataError:
-    """The error for missing data: where it was looked for and how to get it."""
-    looked = ", ".join(str(root / candidate) for candidate in candidates)
-    way_out = by_hand or f"Get it with: {fetch_command(name, root)}"
-    return DataError(
-        f"{name}: not found; looked for {looked}. {way_out}, or name another folder with "
-        "--data-root or PROXREPLAY_DATA."
-    )
+def cache_folder(key: str, source: Path) -> Path:
+    """Where a source is cached; two sources never share a folder."""
+    digest = hashlib.sha256(os.fsencode(source.resolve())).hexdigest()[:12]
+    return user_cache() / f"{key[:100]}-{digest}"
 
 
 def fetch_command(name: str, root: Path) -> str:

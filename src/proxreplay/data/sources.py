@@ -2,11 +2,17 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+import re
+import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from proxreplay.errors import DataError
+
+MAX_FILES = 1_000_000
+MAX_DEPTH = 8
+UNREADABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters; no Unicode
 
 
 @dataclass(frozen=True)
@@ -15,7 +21,7 @@ class Fingerprint:
 
     Args:
         name: of the file or folder, without the folders above.
-        size: bytes of a file; files in a folder.
+        size: bytes of a file; number of files in a folder.
         mtime_ns: last change of a file; 0 for a folder.
         sha256: of a file's content; of the names, sizes and times in a folder.
     """
@@ -30,28 +36,23 @@ def fingerprint(source: Path) -> Fingerprint:
     """The identity of a file or folder; reads a whole file but only the listing of a folder."""
     if source.is_dir():
         digest, count = hashlib.sha256(), 0
-        for relative, stat in walk_files(source):
-            digest.update(f"{relative}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+        for relative, found in walk_files(source):
+            digest.update(f"{relative}\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
             count += 1
         return Fingerprint(source.name, count, 0, digest.hexdigest())
-    stat = _stat(source)
-    return Fingerprint(source.name, stat.st_size, stat.st_mtime_ns, file_digest(source, "sha256"))
+    found = regular(source)
+    return Fingerprint(source.name, found.st_size, found.st_mtime_ns, file_digest(source, "sha256"))
 
 
-def is_unchanged(before: Sequence[Fingerprint], sources: Sequence[Path]) -> bool:
-    """Whether the sources are still the same; a file with the same size and time is not read."""
-    if len(before) != len(sources):
-        return False
-    for old, source in zip(before, sources, strict=True):
-        if not source.is_dir():
-            stat = _stat(source)
-            if (old.size, old.mtime_ns) == (stat.st_size, stat.st_mtime_ns):
-                continue
-            if old.size != stat.st_size:
-                return False
-        if old.sha256 != fingerprint(source).sha256:
+def is_unchanged(before: Fingerprint, source: Path) -> bool:
+    """Whether a source is still the same; a file with the same size and time is not read."""
+    if not source.is_dir():
+        found = regular(source)
+        if (before.size, before.mtime_ns) == (found.st_size, found.st_mtime_ns):
+            return True
+        if before.size != found.st_size:
             return False
-    return True
+    return before.sha256 == fingerprint(source).sha256
 
 
 def file_digest(path: Path, algorithm: str) -> str:
@@ -60,22 +61,41 @@ def file_digest(path: Path, algorithm: str) -> str:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
-def _stat(path: Path) -> os.stat_result:
+def regular(path: Path) -> os.stat_result:
+    """The size and time of a file; a pipe or device is refused, since reading may never end."""
     try:
-        return path.stat()
-    except OSError as error:
+        found = path.stat()
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}); check the path.") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise DataError(f"{path} is no regular file (a pipe, device or folder); give a file.")
+    return found
 
 
-def walk_files(
-    folder: Path, prefix: str = "", depth: int = 8
-) -> Iterator[tuple[str, os.stat_result]]:
+def walk_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Files below a folder, sorted, through links; the depth is bounded because links can loop."""
+    for count, found in enumerate(_walk(folder, "", MAX_DEPTH)):
+        if count == MAX_FILES:
+            raise DataError(f"{folder}: more than {MAX_FILES} files; choose a smaller folder.")
+        yield found
+
+
+def _walk(folder: Path, prefix: str, depth: int) -> Iterator[tuple[str, os.stat_result]]:
     if depth == 0:
-        raise DataError(f"{folder}: folders nest more than 8 deep; is there a link to a parent?")
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda e: e.name):
-            if entry.is_dir():
-                yield from walk_files(Path(entry.path), f"{prefix}{entry.name}/", depth - 1)
-            else:
-                yield f"{prefix}{entry.name}", entry.stat()
+        raise DataError(
+            f"{folder}: folders nest more than {MAX_DEPTH} deep; is there a link to a parent?"
+        )
+    try:
+        with os.scandir(folder) as listing:
+            entries = sorted(listing, key=lambda e: e.name)
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read ({error}); check the folder.") from error
+    for entry in entries:
+        if UNREADABLE.search(entry.name):
+            raise DataError(
+                f"{folder}: {entry.name!a} is no readable file name; rename or remove it."
+            )
+        if entry.is_dir():
+            yield from _walk(Path(entry.path), f"{prefix}{entry.name}/", depth - 1)
+        else:
+            yield f"{prefix}{entry.name}", regular(Path(entry.path))

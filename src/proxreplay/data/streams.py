@@ -34,7 +34,7 @@ class Subset:
     @property
     def inputs(self) -> Tensor:
         """Inputs ``[n, ...]``: gathered at each call, not kept."""
-        return self.source.inputs[self.rows]
+        return self.source[self.rows].inputs
 
     @property
     def labels(self) -> Tensor:

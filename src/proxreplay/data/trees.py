@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,9 +12,7 @@ from pathlib import Path
 from proxreplay.data.archives import Files, open_files
 from proxreplay.data.cache import Decoded, cached
 from proxreplay.data.datasets import Dataset
-from proxreplay.data.images import SUFFIXES, ImageFile, image_part, open_image
-from proxreplay.data.roots import data_root as resolve_root
-from proxreplay.data.roots import first_existing
+from proxreplay.data.images import MAX_FILE_BYTES, SUFFIXES, ImageFile, image_part, open_image
 from proxreplay.errors import DataError
 
 TEST_FRACTION = 0.2
@@ -26,53 +25,37 @@ PARTS = {
     "valid": "validation",
     "validation": "validation",
 }
-PACS_PLACES = ("pacs", "PACS", "pacs64")
-PACS_BY_HAND = (
-    "Its authors publish no file with a checksum: put the images into one of these folders as "
-    "<domain>/<class>/<image>, domains art_painting, cartoon, photo and sketch"
-)
 LAYOUTS = "<class>/<image> or <domain>/<class>/<image>, maybe below train/ and test/"
 Places = dict[str, tuple[str, ...]]  # by file: its folders (domain and class) and its name
 log = logging.getLogger(__name__)
 
 
-def image_tree(
-    path: str | Path, *, name: str | None = None, image_size: int | None = None
-) -> Dataset:
+def image_tree(path: str | Path, *, image_size: int | None = None) -> Dataset:
     """Images sorted into folders; the folders are the classes.
 
     Layouts: ``<class>/<image>`` or ``<domain>/<class>/<image>``, either maybe below ``train/``,
     ``test/`` and ``val/``. Without ``test/``, a fifth of every class (in every domain), chosen by
-    a hash of the file names, is set aside as test. Hidden files are ignored; files that are no
-    images are ignored and counted in the log.
+    a hash of the file names, is set aside as test. Hidden files are ignored; other files that are
+    no images are ignored and counted in the log.
 
     Args:
         path: the folder, or a zip of it.
-        name: of the data set; the folder's name by default.
         image_size: side of the stored RGB squares. None keeps a common square size of up to 128,
             and takes 64 otherwise.
     """
-    path = Path(path)
+    path = Path(os.path.abspath(path))  # "." has no name of its own
     if not path.exists():
         raise DataError(f"{path} does not exist; give a folder or zip of images as {LAYOUTS}.")
     if image_size is not None and image_size < 1:
         raise DataError(f"image_size={image_size}; give at least 1.")
-    return cached(
-        name or path.stem,
-        [path],
-        lambda: _reading(path, image_size),
-        variant="" if image_size is None else f"{image_size}px",
-    )
-
-
-def pacs(data_root: str | Path | None = None) -> Dataset:
-    """PACS: 9,991 images of 7 classes in four styles, the domains."""
-    source = first_existing("pacs", resolve_root(data_root), PACS_PLACES, PACS_BY_HAND)
-    return image_tree(source, name="pacs", image_size=DEFAULT_SIZE)
+    name = path.stem or "images"
+    key = name if image_size is None else f"{name}-{image_size}px"
+    return cached(name, path, lambda: read(path, image_size), key)
 
 
 @contextmanager
-def _reading(path: Path, image_size: int | None) -> Iterator[Decoded]:
+def read(path: Path, image_size: int | None) -> Iterator[Decoded]:
+    """Decode a folder or zip of images."""
     if path.name.endswith((".tar", ".tar.gz", ".tgz")):
         raise DataError(f"{path}: images are read from a folder or a zip; unpack the tar first.")
     with open_files(path) as files:
@@ -106,7 +89,7 @@ def _reading(path: Path, image_size: int | None) -> Iterator[Decoded]:
 def _image_files(files: Files, path: Path) -> list[str]:
     """Images in natural order; what is no image is counted and left out."""
     visible = [
-        n for n in files.sizes() if not any(s.startswith((".", "__MACOSX")) for s in n.split("/"))
+        n for n in files.sizes if not any(s.startswith((".", "__MACOSX")) for s in n.split("/"))
     ]
     images = [n for n in visible if n.lower().endswith(SUFFIXES)]
     if len(images) < len(visible):
@@ -128,7 +111,7 @@ def _inside_common_folder(places: Places) -> Places:
 
 
 def _by_part(places: Places) -> dict[str, Places]:
-    """Train, test and validation by their folders; everything is train where there are none."""
+    """Train, test and validation by their folders; everything is train if there are none."""
     parts: dict[str, Places] = defaultdict(dict)
     for file, place in places.items():
         parts[PARTS.get(place[0].lower(), "")][file] = place[1:]
@@ -162,8 +145,8 @@ def split_by_hash(images: Sequence[ImageFile]) -> tuple[list[ImageFile], list[Im
 def _common_size(files: Files, images: Sequence[ImageFile]) -> int:
     sizes = set()
     for image in images:
-        with files.open(image.path) as file:
-            sizes.add(open_image(file.read(), image.path).size)
+        data = files.read(image.path, MAX_FILE_BYTES)
+        sizes.add(open_image(data, image.path).size)
         if len(sizes) > 1:
             break
     width, height = next(iter(sizes))

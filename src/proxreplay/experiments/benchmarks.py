@@ -10,15 +10,20 @@ from pathlib import Path
 
 from torch import nn
 
-from proxreplay.data import Dataset, Stream, Transform, digits
-from proxreplay.data.catalog import Status, entry, status
-from proxreplay.data.cifar import cifar10, cifar100
-from proxreplay.data.clear import clear10
-from proxreplay.data.idx import fashion_mnist, mnist
-from proxreplay.data.roots import data_root as resolve_root
+from proxreplay.data import Dataset, Stream, Transform
+from proxreplay.data.catalog import (
+    Status,
+    cifar10,
+    cifar100,
+    clear10,
+    digits,
+    fashion_mnist,
+    find_dataset,
+    mnist,
+    pacs,
+    tinyimagenet,
+)
 from proxreplay.data.scenarios import ClassIncremental, DomainIncremental, Scenario, ShortLast
-from proxreplay.data.tiny_imagenet import tinyimagenet
-from proxreplay.data.trees import pacs
 from proxreplay.errors import InputError
 from proxreplay.models import mlp, resnet18, slim_resnet18
 
@@ -96,7 +101,7 @@ class Benchmark:
 
     def status(self, data_root: str | Path | None = None) -> Status:
         """Whether the data is there, where it was looked for and how to get it."""
-        return status(entry(self.data), resolve_root(data_root))
+        return find_dataset(self.data).status(data_root)
 
 
 def untuned(lr: float) -> Mapping[str, MethodSettings]:
@@ -157,7 +162,7 @@ _BENCHMARKS = (
     Benchmark(
         name="split-digits",
         data="digits",
-        loader=lambda data_root: digits(),
+        loader=digits,
         scenario=ClassIncremental(tasks=5),
         builder=lambda num_classes: mlp(64, num_classes),
         transform=Transform(scale=16.0, mean=(0.305,), std=(0.376,)),
