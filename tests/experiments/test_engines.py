@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.jobs import comparison
 from proxreplay.experiments.results import find_runs, read_run
 from proxreplay.experiments.run import Progress
+from proxreplay.locking import locked
 
 QUICK = {"steps_per_batch": 1, "eval_every": 50, "refresh.every": 20}
 
@@ -53,8 +56,7 @@ def test_a_process_that_dies_costs_its_own_run_only(tmp_path: Path) -> None:
     def kill_once(job: Job, progress: Progress) -> None:
         if not killed and progress.position > 5:
             killed.append(job.folder)
-            (worker,) = (int(p) for p in (job.folder / "lock").read_text().split())
-            os.kill(worker, signal.SIGKILL)
+            os.kill(worker_of(job), signal.SIGKILL)
 
     outcomes = {o.job.folder: o for o in ProcessEngine(2).make(planned, StopRequest(), kill_once)}
     assert outcomes[killed[0]].status == "failed"
@@ -103,3 +105,60 @@ def test_an_engine_needs_at_least_one_process() -> None:
 def test_methods_are_compared_on_the_same_stream_and_weights() -> None:
     er, lpr = (configure("split-digits", m) for m in ("er", "lpr-er"))
     assert er.with_values({"method": "lpr-er", "refresh.samples": lpr.refresh.samples}) == lpr
+
+
+def worker_of(job: Job) -> int:
+    return int((job.folder / "lock").read_text())
+
+
+def test_a_signal_to_one_worker_interrupts_its_run_only(tmp_path: Path) -> None:
+    planned = jobs(tmp_path)
+    stopped: list[Path] = []
+
+    def stop_once(job: Job, progress: Progress) -> None:
+        if not stopped and progress.position > 5:
+            stopped.append(job.folder)
+            os.kill(worker_of(job), signal.SIGTERM)
+
+    outcomes = {
+        o.job.folder: o.status for o in ProcessEngine(1).make(planned, StopRequest(), stop_once)
+    }
+    assert outcomes.pop(stopped[0]) == "interrupted"
+    assert list(outcomes.values()) == ["complete"] * 3
+    assert read_run(stopped[0]).status == "incomplete"
+
+
+def test_a_second_interruption_stops_at_once_and_keeps_what_is_there(tmp_path: Path) -> None:
+    planned = jobs(tmp_path, ("er",))[:1]
+
+    def leave(job: Job, progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ProcessEngine(1).make(planned, StopRequest(), leave)
+    with locked(planned[0].folder / "lock"):  # nobody is at work any more
+        assert read_run(planned[0].folder).status == "incomplete"
+
+
+ORPHAN = """
+import os, signal, sys
+from pathlib import Path
+from proxreplay.experiments.engines import ProcessEngine
+from proxreplay.experiments.interrupt import StopRequest
+from proxreplay.experiments.jobs import comparison
+def kill_parent(job, progress):
+    os.kill(os.getpid(), signal.SIGKILL)
+if __name__ == "__main__":
+    planned = comparison("split-digits", ["er"], [0], Path(sys.argv[1]))
+    ProcessEngine(1).make(planned, StopRequest(), kill_parent)
+"""
+
+
+def test_a_worker_whose_parent_was_killed_saves_and_ends(tmp_path: Path) -> None:
+    (tmp_path / "orphan.py").write_text(ORPHAN)
+    command = [sys.executable, str(tmp_path / "orphan.py"), str(tmp_path / "s")]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    folder = tmp_path / "s" / "runs" / "er-seed0"
+    with locked(folder / "lock", wait=True):
+        assert read_run(folder).status == "incomplete"
+        assert (folder / "checkpoint").exists()

@@ -16,6 +16,7 @@ from proxreplay.experiments import run as engine
 from proxreplay.experiments.build import build_stream
 from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.configure import configure, declared
+from proxreplay.experiments.engines import Job, make_one
 from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.recipes import METHODS
 from proxreplay.experiments.results import read_run
@@ -163,6 +164,44 @@ def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not empty and holds no run"):
         run(quick("er"), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("status", ["complete", "incomplete"])
+def test_a_refused_command_leaves_no_word_of_failure(status: str, tmp_path: Path) -> None:
+    if status == "complete":
+        run(quick("er"), tmp_path)
+    else:
+        interrupted(quick("er"), tmp_path, 3, RunOptions())
+    outcome = make_one(Job(quick("er", lr=0.05), tmp_path), StopRequest(), lambda progress: None)
+    assert outcome.status == "failed"
+    assert read_run(tmp_path).status == status
+
+
+def test_a_second_process_leaves_no_word_of_failure(tmp_path: Path) -> None:
+    def again(progress: Progress) -> None:
+        outcome = make_one(Job(quick("er"), tmp_path), StopRequest(), lambda progress: None)
+        assert outcome.status == "failed"
+        assert read_run(tmp_path).status == "incomplete"
+
+    run(quick("er"), tmp_path, on_progress=again)
+
+
+def test_what_fails_before_anything_was_computed_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="which data"):
+        run(configure("custom", "er"), tmp_path / "deep" / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_nothing_computed_in_it_can_be_used_again(tmp_path: Path) -> None:
+    wrong = quick("er", network=f"{tmp_path}/net.py:net")
+    (tmp_path / "net.py").write_text("from torch import nn\ndef net(): return nn.Linear(3, 10)\n")
+    folder = tmp_path / "run"
+    with pytest.raises(InputError, match="cannot take inputs"):
+        run(wrong, folder)
+    assert read_run(folder).status == "failed"
+    run(quick("er"), folder)
+    assert read_run(folder).status == "complete"
+    assert read_run(folder).config == quick("er")
 
 
 def test_two_processes_do_not_work_on_one_folder(tmp_path: Path) -> None:

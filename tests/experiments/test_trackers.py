@@ -26,6 +26,7 @@ def test_tensorboard_shows_the_curve_once_even_after_an_interruption(tmp_path: P
 
     options = RunOptions(track=("tensorboard",), checkpoint_every=30)
     interrupted(CONFIG, tmp_path, 50, options)
+    interrupted(CONFIG, tmp_path, 70, RunOptions())  # not tracked, and yet in the curve
     run(CONFIG, tmp_path, options)
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()

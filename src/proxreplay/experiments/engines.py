@@ -4,15 +4,15 @@ The seam for other engines is narrow: an `Engine` takes jobs and says what becam
 itself is in its folder. A cluster engine needs to do no more.
 """
 
-import logging
 import multiprocessing
 import signal
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -20,10 +20,8 @@ from proxreplay.allocator import keep_freed_memory
 from proxreplay.errors import InputError, ProxreplayError
 from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.interrupt import StopRequest
-from proxreplay.experiments.results import write_text
+from proxreplay.experiments.ownership import mark_failed, owned
 from proxreplay.experiments.run import Interrupted, Progress, RunOptions, run
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -63,25 +61,16 @@ class Engine(Protocol):
 
 
 def make_one(job: Job, stop: StopRequest, on_progress: Callable[[Progress], None]) -> Outcome:
-    """Make one run here and now; an error becomes part of the outcome and of the folder."""
+    """Make one run here and now; an error becomes part of the outcome."""
     try:
         run(job.config, job.folder, job.options, stop=stop, on_progress=on_progress)
     except Interrupted as interruption:
         return Outcome(job, "interrupted", str(interruption))
     except ProxreplayError as error:
-        return _failed(job, str(error), str(error))
+        return Outcome(job, "failed", str(error))
     except Exception as error:
-        return _failed(job, f"{type(error).__name__}: {error}", traceback.format_exc())
+        return Outcome(job, "failed", f"{type(error).__name__}: {error}")
     return Outcome(job, "complete")
-
-
-def _failed(job: Job, problem: str, details: str) -> Outcome:
-    if (job.folder / "config.yaml").exists():  # ours: a refused folder is left as it is
-        try:
-            write_text(job.folder / "failure.txt", details.rstrip() + "\n")
-        except OSError as error:  # a full disk: the outcome still tells
-            log.warning("could not write %s: %s", job.folder / "failure.txt", error)
-    return Outcome(job, "failed", problem)
 
 
 @dataclass(frozen=True)
@@ -138,10 +127,10 @@ class ProcessEngine:
                         worker.start(waiting.popleft())
                 busy = {w.connection: w for w in workers if w.job is not None}
                 if not busy:
-                    return outcomes
+                    break
                 if stop:
                     for worker in busy.values():
-                        worker.ask_to_stop()
+                        worker.stop.set()
                 for connection in wait(list(busy), timeout=0.2):
                     worker = busy[connection]  # type: ignore[index]
                     message = worker.receive()
@@ -152,9 +141,14 @@ class ProcessEngine:
                         on_outcome(message)
                         outcomes.append(message)
                         worker.job = None
+        except BaseException:  # such as a second Ctrl-C: stop at once; checkpoints stay
+            for worker in workers:
+                worker.process.kill()
+            raise
         finally:
             for worker in workers:
                 worker.close()
+        return outcomes
 
 
 class _Worker:
@@ -167,10 +161,11 @@ class _Worker:
     def _spawn(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=_work, args=(theirs,), daemon=True)
+        self.stop = context.Event()
+        arguments = (theirs, self.stop)
+        self.process: BaseProcess = context.Process(target=_work, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
-        self._asked = False
 
     def start(self, job: Job) -> None:
         if not self.process.is_alive():
@@ -178,11 +173,6 @@ class _Worker:
             self._spawn()
         self.job = job
         self.connection.send(job)
-
-    def ask_to_stop(self) -> None:
-        if not self._asked and self.process.is_alive():
-            self._asked = True
-            self.process.terminate()  # SIGTERM: save and stop
 
     def receive(self) -> Any:
         """A `Progress`, or the `Outcome` of the job; a dead process is a failed outcome."""
@@ -192,7 +182,10 @@ class _Worker:
         except (EOFError, ConnectionResetError):
             self.process.join()
             problem = f"its process ended with exit code {self.process.exitcode}"
-            return _failed(self.job, problem, problem)
+            if (self.job.folder / "config.yaml").exists():
+                with suppress(ProxreplayError), owned(self.job.folder, self.job.config):
+                    mark_failed(self.job.folder, problem)
+            return Outcome(self.job, "failed", problem)
 
     def close(self) -> None:
         self.connection.close()
@@ -202,12 +195,29 @@ class _Worker:
             self.process.join()
 
 
-def _work(connection: Connection) -> None:
+class _AskedByParent(StopRequest):
+    """The parent asks by an event; a signal to this process stops the run at hand only."""
+
+    def __init__(self, event: Event) -> None:
+        super().__init__()
+        self._event = event
+
+    def __bool__(self) -> bool:
+        return super().__bool__() or self._event.is_set()
+
+
+def _work(connection: Connection, event: Event) -> None:
     """What a worker process does: wait for jobs, make them, say how it goes."""
-    stop = StopRequest()
+    stop = _AskedByParent(event)
 
     def ask(number: int, frame: object) -> None:
         stop.signal = number
+
+    def tell(message: Any) -> None:
+        try:
+            connection.send(message)
+        except OSError:  # the parent is gone: save and leave
+            stop.signal = signal.SIGTERM
 
     signal.signal(signal.SIGTERM, ask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which asks us
@@ -215,6 +225,7 @@ def _work(connection: Connection) -> None:
     while True:
         try:
             job = connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
-        connection.send(make_one(job, stop, connection.send))
+        stop.signal = None
+        tell(make_one(job, stop, tell))

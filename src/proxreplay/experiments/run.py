@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-import yaml
 
 from proxreplay.batch import Batch
 from proxreplay.data import Stream, Subset
@@ -21,23 +21,22 @@ from proxreplay.errors import CheckpointError, InputError, ProxreplayError, Stor
 from proxreplay.evaluation import evaluate
 from proxreplay.experiments.build import build_learner, build_stream
 from proxreplay.experiments.checkpoint import load_checkpoint, save_checkpoint
-from proxreplay.experiments.config import RunConfig, differences
+from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.configure import declared
 from proxreplay.experiments.diagnose import Diagnostics
 from proxreplay.experiments.environment import describe_environment
 from proxreplay.experiments.interrupt import StopRequest
+from proxreplay.experiments.ownership import mark_failed, owned, refuse_foreign
 from proxreplay.experiments.results import (
     Record,
     Result,
-    read_config,
     read_lines,
     read_run,
     summarise,
     write_result,
     write_text,
 )
-from proxreplay.experiments.trackers import TRACKERS, check_trackers
-from proxreplay.locking import locked
+from proxreplay.experiments.trackers import TRACKERS, Tracker, check_trackers
 from proxreplay.seeding import generator
 
 log = logging.getLogger(__name__)
@@ -106,14 +105,29 @@ def run(
         stop: looked at after every batch; if set, the state is saved and `Interrupted` raised.
         on_progress: called after every stream batch.
     """
-    with _storage_trouble(folder), _owned(folder, config):
-        stored = read_run(folder)
-        if stored.result is not None:
-            return stored.result
+    stop, options = StopRequest() if stop is None else stop, options or RunOptions()
+    with _storage_trouble(folder), threads(config.threads), ExitStack() as held:
+        known = (folder / "config.yaml").exists()
+        if known:
+            held.enter_context(owned(folder, config))
+            if (result := read_run(folder).result) is not None:
+                return result
+        refuse_foreign(folder)
+        made = _Run(config, folder, options)  # may fail; until then nothing is written
+        if not known:
+            held.enter_context(owned(folder, config))
+        held.enter_context(_logging_to(folder / "log.txt"))
         (folder / "failure.txt").unlink(missing_ok=True)
-        with _logging_to(folder / "log.txt"), threads(config.threads):
-            begun = _Run(config, folder, options or RunOptions())
-            return begun.finish(StopRequest() if stop is None else stop, on_progress)
+        try:
+            return made.finish(stop, on_progress)
+        except (Interrupted, OSError):  # resumable as it is
+            raise
+        except ProxreplayError as error:
+            mark_failed(folder, str(error))
+            raise
+        except Exception:
+            mark_failed(folder, traceback.format_exc())
+            raise
 
 
 class _Run:
@@ -133,16 +147,16 @@ class _Run:
         self.untreated: dict[str, str] | None = None
         self.records = _Lines(folder / "records.jsonl")
         self.timings = _Lines(folder / "timings.jsonl")
-        if not (folder / "environment.json").exists():
-            environment = describe_environment(dataset.digest())
-            write_text(folder / "environment.json", json.dumps(environment, indent=2) + "\n")
-        self._restore()
-        start = self.stream.position
-        self.trackers = [TRACKERS[name](config, folder, start) for name in options.track]
+        self.digest = dataset.digest
+        self.trackers: list[Tracker] = []
 
     def finish(self, stop: StopRequest, on_progress: Callable[[Progress], None]) -> Result:
         """Go through the rest of the stream and write the result."""
-        with self.records, self.timings:
+        if not (self.folder / "environment.json").exists():
+            environment = describe_environment(self.digest())
+            write_text(self.folder / "environment.json", json.dumps(environment, indent=2) + "\n")
+        self._restore()
+        with self._tracked(), self.records, self.timings:
             for batch in self.stream:
                 self._learn(batch)
                 due = evaluation_due(self.stream, self.stream.position - 1, self.config.eval_every)
@@ -164,13 +178,23 @@ class _Run:
             for record in self.diagnostics.at_end(last):
                 self._record(record)
             self._record_timings()
-        for tracker in self.trackers:
-            tracker.close()
         result = summarise(read_lines(self.records.path), self.config.eval_every)
         write_result(self.folder / "result.json", result)
         shutil.rmtree(self.folder / "checkpoint", ignore_errors=True)
         log.info("complete: %s", result)
         return result
+
+    @contextmanager
+    def _tracked(self) -> Iterator[None]:
+        """Trackers start anew and are handed what earlier attempts recorded, tracked or not."""
+        with ExitStack() as closing:
+            for name in self.options.track:
+                self.trackers.append(TRACKERS[name](self.config, self.folder))
+                closing.callback(self.trackers[-1].close)
+            for record in read_lines(self.records.path) if self.trackers else []:
+                for tracker in self.trackers:
+                    tracker.write(record)
+            yield
 
     def _learn(self, batch: Batch) -> None:
         with self._clock("learning"):
@@ -324,32 +348,6 @@ def evaluation_due(stream: Stream, position: int, every: int) -> bool:
     nearby = range(max(position - 3, 0), min(position + 2, len(stream)))
     around_switch = len({stream.task_at(p) for p in nearby}) > 1
     return (position + 1) % every == 0 or around_switch or position == len(stream) - 1
-
-
-@contextmanager
-def _owned(folder: Path, config: RunConfig) -> Iterator[None]:
-    """Make the folder ours: new, or of the same configuration, and nobody else at work in it."""
-    known = folder / "config.yaml"
-    if known.exists():
-        differing = differences(read_config(known), config)
-        if differing:
-            raise InputError(
-                f"{folder} belongs to another configuration ({'; '.join(differing)}). Choose "
-                "another --out, or remove the folder."
-            )
-    elif folder.exists() and any(p.name != "lock" for p in folder.iterdir()):
-        raise InputError(f"{folder} is not empty and holds no run; choose another --out.")
-    folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as held:
-        try:
-            held.enter_context(locked(folder / "lock"))
-        except BlockingIOError:
-            raise InputError(
-                f"{folder}: another process is at work on this run; wait for it or stop it."
-            ) from None
-        if not known.exists():
-            write_text(known, yaml.safe_dump(config.to_dict(), sort_keys=False))
-        yield
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Trackers: thin adapters that hand a run's records on to TensorBoard, W&B or MLflow.
 
 Nothing here is imported unless a tracker is asked for, and a tracker changes nothing about a run.
+Each attempt at a run starts its trackers anew and hands them all records from the beginning.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,30 +61,29 @@ class _Stepped:
         self._close()
 
 
-def tensorboard(config: RunConfig, folder: Path, start: int) -> Tracker:
-    """Event files in the run's folder; after a resume, what is made again replaces the old."""
+def tensorboard(config: RunConfig, folder: Path) -> Tracker:
+    """Event files in the run's folder; those of earlier attempts are hidden by ``purge_step``."""
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=start)
+    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=0)
     return _Stepped(writer.add_scalar, writer.close)
 
 
-def wandb(config: RunConfig, folder: Path, start: int) -> Tracker:
+def wandb(config: RunConfig, folder: Path) -> Tracker:
     """A W&B run named after the folder; WANDB_MODE=offline keeps it on disk."""
     import wandb
 
     run = wandb.init(
         project="proxreplay",
         name=folder.name,
-        id=config.digest,
-        resume="allow",
+        id=config.digest,  # a later attempt replaces this one
         dir=str(folder),
         config=config.to_dict(),
     )
     return _Stepped(lambda name, value, step: run.log({name: value, "batch": step}), run.finish)
 
 
-def mlflow(config: RunConfig, folder: Path, start: int) -> Tracker:
+def mlflow(config: RunConfig, folder: Path) -> Tracker:
     """An MLflow run named after the folder; MLFLOW_TRACKING_URI says where it goes."""
     from mlflow import MlflowClient
     from mlflow.entities import RunStatus
@@ -103,7 +103,7 @@ def mlflow(config: RunConfig, folder: Path, start: int) -> Tracker:
     )
 
 
-TRACKERS: Mapping[str, Callable[[RunConfig, Path, int], Tracker]] = {
+TRACKERS: Mapping[str, Callable[[RunConfig, Path], Tracker]] = {
     "tensorboard": tensorboard,
     "wandb": wandb,
     "mlflow": mlflow,

@@ -1,0 +1,81 @@
+"""Whose a run folder is: one configuration, one process at a time, and nothing without need."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from proxreplay.errors import InputError
+from proxreplay.experiments.config import RunConfig, differences
+from proxreplay.experiments.results import read_config, write_text
+from proxreplay.locking import locked
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def owned(folder: Path, config: RunConfig) -> Iterator[None]:
+    """Hold a run folder for a configuration; the folder is new or belongs to it already.
+
+    A folder in which nothing was computed yet may be taken over by another configuration.
+
+    Raises:
+        InputError: the folder belongs to something else, or a process is at work in it; nothing
+            was changed.
+    """
+    refuse_foreign(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locked(folder / "lock"))
+        except BlockingIOError:
+            raise InputError(
+                f"{folder}: another process is at work on this run; wait for it or stop it."
+            ) from None
+        known = folder / "config.yaml"
+        differing = differences(read_config(known), config) if known.exists() else []
+        if differing and _computed(folder):
+            raise InputError(
+                f"{folder} belongs to another configuration ({'; '.join(differing)}). Choose "
+                "another --out, or remove the folder."
+            )
+        if differing or not known.exists():
+            for stale in ("environment.json", "failure.txt"):
+                (folder / stale).unlink(missing_ok=True)
+            write_text(known, yaml.safe_dump(config.to_dict(), sort_keys=False))
+        yield
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Refuse a path that is something else than a run folder, a new folder or an empty one."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is not a folder; choose another --out.")
+    if not folder.exists() or (folder / "config.yaml").exists():
+        return
+    if any(p.name != "lock" and not _is_unfinished(p.name) for p in folder.iterdir()):
+        raise InputError(f"{folder} is not empty and holds no run; choose another --out.")
+
+
+def mark_failed(folder: Path, details: str) -> None:
+    """Leave ``failure.txt`` in a folder that is `owned`; a full disk is only logged."""
+    try:
+        write_text(folder / "failure.txt", details.rstrip() + "\n")
+    except OSError as error:
+        log.warning("could not write %s: %s", folder / "failure.txt", error)
+
+
+def _computed(folder: Path) -> bool:
+    """Whether there is something to keep."""
+    records = folder / "records.jsonl"
+    return (
+        (folder / "result.json").exists()
+        or (records.exists() and records.stat().st_size > 0)
+        or any((folder / "checkpoint").glob("*"))
+    )
+
+
+def _is_unfinished(name: str) -> bool:
+    """Whether the first writing of a configuration, if killed, leaves a file of this name."""
+    return "config.yaml." in name
