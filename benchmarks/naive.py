@@ -1,4 +1,4 @@
-"""The naive twin of LPR: unfold, multiply, invert (METHODS B), written for plainness."""
+"""The naive twin of LPR: unfold, multiply, invert, written to be plain."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""LPR's identities (METHODS B.7), its options, its state."""
+"""LPR's identities, its options, its state."""
 
 import copy
 import weakref

@@ -87,7 +87,7 @@ def test_is_a_gradient_rule_and_changes_the_gradient(make):
 
 @every_rule
 def test_never_makes_a_gradient_longer(make):
-    """A contraction, not a strict one: directions that nobody uses are free (METHODS E 23)."""
+    """A contraction, not a strict one: directions that nobody uses are free."""
     for seed in range(3):
         model, rule = prepared(make, seed)
         for step in range(3):

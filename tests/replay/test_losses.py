@@ -213,7 +213,7 @@ def test_lode_twin(new: list[int], old: list[int], rho: float) -> None:
     present = sorted(set(new))
     absent = 6 - len(present)
     within = naive_ce(model, incoming, present)
-    between = naive_ce(model, incoming) - within  # the decomposition of METHODS C.4
+    between = naive_ce(model, incoming) - within  # cross-entropy = within + between tasks
     beta_2 = rho * len(present) / absent if absent else 0.0
     expected = 0.5 * (within + beta_2 * between + naive_ce(model, replay))
     torch.testing.assert_close(Lode(rho)(model, incoming, replay), expected)

@@ -74,7 +74,7 @@ def stored_ids(memory: Memory) -> list[int]:
 
 
 class NaiveClassBalanced:
-    """METHODS A.5 word for word: a list of (weight, id) a class, sorted by weight descending."""
+    """The rule written out: a list of (weight, id) per class, sorted by weight, descending."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

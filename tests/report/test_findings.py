@@ -122,7 +122,7 @@ def test_runs_that_did_not_finish(tmp_path: Path) -> None:
     told = texts(tmp_path)
     assert "note: 1 run is not finished: half." in told
     assert "serious: sad failed: RuntimeError: no memory. It is left out" in told
-    assert "serious: torn cannot be read: DataError" in told
+    assert "serious: torn cannot be read: " in told
 
 
 def test_untreated_layers_and_the_papers_ema_are_noted(tmp_path: Path) -> None:

@@ -135,7 +135,6 @@ def test_runs_in_every_state(tmp_path: Path) -> None:
         ("records.jsonl", '{"kind": "evaluation"}\n'),
         ("records.jsonl", "[]\n"),
         ("records.jsonl", ""),
-        ("timings.jsonl", '{"learning": 3}\n'),
         ("environment.json", "x"),
     ],
 )

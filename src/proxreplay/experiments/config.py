@@ -167,10 +167,19 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+class _NoAnchors(yaml.SafeLoader):
+    """Refuses references: a few of them inside each other stand for billions of values."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("anchors are not read; write their values out.")
+        return super().compose_node(parent, index)
+
+
 def read_settings(path: Path) -> dict[str, Any]:
     """The settings in a YAML file, as nested mappings."""
     try:
-        values = yaml.safe_load(path.read_text("utf-8"))
+        values = yaml.load(path.read_text("utf-8"), _NoAnchors)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise DataError(f"{path}: cannot be read as YAML: {error}") from error
     if not isinstance(values, dict):

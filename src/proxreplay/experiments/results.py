@@ -6,7 +6,7 @@ docs/run-folder.md describes every file and every line. `read_run` tells the sta
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from proxreplay.errors import DataError
+from proxreplay.errors import DataError, ProxreplayError
 from proxreplay.evaluation import Trajectory, final_accuracy
 from proxreplay.evaluation.measures import MAIN, numbers
 from proxreplay.evaluation.trajectory import Recorded, Series
@@ -24,6 +24,12 @@ from proxreplay.files import write_text as write_text
 Record = dict[str, Any]
 Status = Literal["complete", "incomplete", "failed", "broken"]
 Numbers = dict[str, float | None]
+
+# What a run folder may hold at most: a report is also made of folders from elsewhere.
+FILE_BYTES = {"records.jsonl": 2**28, "timings.jsonl": 2**24}
+OTHER_BYTES = 2**20
+MOST_TASKS = 10_000
+MOST_CELLS = 2 * 10**7  # moments times tasks
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,14 @@ def trajectory(
 ) -> Trajectory:
     """Validation accuracies (or losses) over time."""
     moments = evaluations(records, predictor=predictor)
+    for record in moments:
+        _check_moment(record, of)
     width = max((len(r[of]) for r in moments), default=0)
+    if width > MOST_TASKS or width * len(moments) > MOST_CELLS:
+        raise DataError(
+            f"{len(moments):,} evaluations of up to {width:,} tasks; at most {MOST_TASKS:,} tasks "
+            f"and {MOST_CELLS:,} numbers are read."
+        )
     values = np.full((len(moments), width), np.nan)
     for row, record in zip(values, moments, strict=True):
         row[: len(record[of])] = record[of]
@@ -106,7 +119,21 @@ def trajectory(
     return Trajectory(np.array(positions), np.array(tasks), values)
 
 
-def recorded(records: Sequence[Record], timings: Sequence[Record] = ()) -> Recorded:
+def _check_moment(record: Record, of: str) -> None:
+    """Refuse an evaluation that no run writes, before memory is taken for it."""
+    position, task, values = record["position"], record["task"], record[of]
+    if type(position) is not int or not 0 <= position < 2**53:
+        raise DataError(f"an evaluation at position {position!r:.40}; give a stream batch.")
+    if type(task) is not int or task + 1 != len(values):
+        raise DataError(
+            f"the evaluation at position {position} is of task {task!r:.40} with {len(values):,} "
+            f"numbers of {of}; there must be one for every task so far."
+        )
+    if of == "accuracy" and not all(0 <= value <= 1 for value in values):
+        raise DataError(f"the evaluation at position {position} has an accuracy outside 0 to 1.")
+
+
+def recorded(records: Sequence[Record]) -> Recorded:
     """What measures are computed from; there must be at least one evaluation."""
     kinds: dict[str, list[Record]] = {}
     for record in records:
@@ -121,15 +148,13 @@ def recorded(records: Sequence[Record], timings: Sequence[Record] = ()) -> Recor
         np.array(test[-1]["accuracy"]) if test else None,
         {name: trajectory(judged, predictor=name) for name in others if name is not None},
         _series(kinds.get("drift", []), lambda r: {"total": r["total"], **r["layers"]}),
-        _series(kinds.get("gradient", []), lambda r: {k: r.get(k) for k in _RATIOS}),
-        _series(timings, lambda r: {k: v for k, v in r.items() if k != "position"}),
+        _series(
+            kinds.get("gradient", []), lambda r: {k: r.get(k) for k in ("new", "replay", "all")}
+        ),
     )
 
 
-_RATIOS = ("new", "replay", "all")
-
-
-def _series(records: Sequence[Record], values: Any) -> Series | None:
+def _series(records: Sequence[Record], values: Callable[[Record], dict[str, Any]]) -> Series | None:
     if not records:
         return None
     rows = [values(r) for r in records]
@@ -210,39 +235,58 @@ class StoredRun:
         try:
             return self._read_records()
         except Exception as error:  # whatever a file can hold, the other runs are still reported
-            problem = f"records cannot be read: {type(error).__name__}: {error}"
-            return StoredRun(self.folder, "broken", problem, self.config)
+            return StoredRun(self.folder, "broken", _problem("records.jsonl", error), self.config)
 
     def _read_records(self) -> "StoredRun":
-        path, environment = self.folder / "records.jsonl", self.folder / "environment.json"
+        path = self.folder / "records.jsonl"
         records = list(_lines(path, skip=b'{"kind": "train"'))  # half of the lines, not reported
         if self.status == "complete" and path.exists() and not evaluations(records):
             raise DataError("the run is complete but holds no evaluations")
         untreated = [r["untreated"] for r in records if r["kind"] == "rule" and "untreated" in r]
-        timings = read_lines(self.folder / "timings.jsonl")
+        seconds, problem = self._seconds()
+        found = recorded(records) if evaluations(records) else None
         return replace(
             self,
-            recorded=recorded(records, timings) if evaluations(records) else None,
-            untreated=untreated[-1] if untreated else {},
-            environment=json.loads(environment.read_bytes()) if environment.exists() else {},
+            problem=self.problem or problem,
+            recorded=None if found is None else replace(found, seconds=seconds),
+            untreated=dict(untreated[-1]) if untreated else {},
+            environment=_read_json(self.folder / "environment.json", missing={}),
         )
+
+    def _seconds(self) -> tuple[Series | None, str | None]:
+        """Timings are never a reason to leave a run out: what is wrong with them is told."""
+        try:
+            timings = read_lines(self.folder / "timings.jsonl")
+            return _series(timings, lambda r: {k: r[k] for k in r if k != "position"}), None
+        except Exception as error:
+            return None, _problem("timings.jsonl", error)
 
 
 def read_run(folder: Path) -> StoredRun:
     """Read the state of a run folder; a damaged one is told as ``broken``, not raised."""
-    if not (folder / "config.yaml").exists():
-        return StoredRun(folder, "broken", problem="config.yaml is missing")
+    name = "config.yaml"
+    if not (folder / name).exists():
+        return StoredRun(folder, "broken", problem=f"{name} is missing")
     try:
-        config = read_config(folder / "config.yaml")
-        if (folder / "result.json").exists():
-            result = Result.from_json(json.loads((folder / "result.json").read_bytes()))
+        config = read_config(folder / name)
+        name = "result.json"
+        if (folder / name).exists():
+            result = Result.from_json(_read_json(folder / name))
             return StoredRun(folder, "complete", config=config, result=result)
+        name = "failure.txt"
+        if (folder / name).exists():
+            failure = _read(folder / name).decode("utf-8", "replace").strip()
+            return StoredRun(folder, "failed", failure, config)
     except Exception as error:  # whatever a file can hold
-        return StoredRun(folder, "broken", problem=f"{type(error).__name__}: {error}")
-    failure = folder / "failure.txt"
-    if failure.exists():
-        return StoredRun(folder, "failed", failure.read_text("utf-8", "replace").strip(), config)
+        return StoredRun(folder, "broken", problem=_problem(name, error))
     return StoredRun(folder, "incomplete", config=config)
+
+
+def _problem(name: str, error: Exception) -> str:
+    """One line that names the file."""
+    kind = "" if isinstance(error, ProxreplayError) else f"{type(error).__name__}: "
+    text = f"{kind}{error}".partition("\n")[0]
+    return (text if name in text else f"{name}: {text}")[:400]
 
 
 def find_runs(folders: Iterable[Path]) -> list[StoredRun]:
@@ -270,7 +314,37 @@ def fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 def read_config(path: Path) -> RunConfig:
     """The configuration in a YAML file."""
-    return RunConfig("", "").with_values(read_settings(path))
+    _check_file(path)
+    config = RunConfig("", "").with_values(read_settings(path))
+    json.dumps(config.to_dict())  # a number of thousands of digits can be read but not printed
+    return config
+
+
+def _check_file(path: Path) -> None:
+    """Refuse what cannot be read in one go: pipes and devices never end."""
+    if not path.is_file():
+        raise DataError(f"{path.name} is not a regular file")
+    size, most = path.stat().st_size, FILE_BYTES.get(path.name, OTHER_BYTES)
+    if size > most:
+        raise DataError(f"{path.name} has {size:,} bytes; at most {most:,} are read")
+
+
+def _read(path: Path) -> bytes:
+    _check_file(path)
+    return path.read_bytes()
+
+
+def _read_json(path: Path, missing: Record | None = None) -> Record:
+    """A mapping in a JSON file."""
+    if missing is not None and not path.exists():
+        return missing
+    try:
+        values = json.loads(_read(path))
+    except ValueError as error:
+        raise DataError(f"{path.name}: not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise DataError(f"{path.name}: not a mapping of keys to values")
+    return values
 
 
 def read_lines(path: Path) -> list[Record]:
@@ -281,10 +355,19 @@ def read_lines(path: Path) -> list[Record]:
 def _lines(path: Path, skip: bytes | None = None) -> Iterator[Record]:
     if not path.exists():
         return
+    _check_file(path)
     with path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n") and not (skip and line.startswith(skip)):
-                yield json.loads(line)
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n") or (skip and line.startswith(skip)):
+                continue
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                text = f"{path.name}, line {number}: not JSON: {error}"
+                raise DataError(f"{text:.200} ({path})") from error
+            if not isinstance(record, dict):
+                raise DataError(f"{path.name}, line {number}: not a record ({path})")
+            yield record
 
 
 def write_result(path: Path, result: Result) -> None:
