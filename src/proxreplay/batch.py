@@ -35,6 +35,9 @@ class Batch:
     train: bool = True
 
     def __post_init__(self) -> None:
+        for name, value in {"inputs": self.inputs, "labels": self.labels, **self.extras}.items():
+            if not isinstance(value, Tensor):
+                raise InputError(f"Batch: {name} of type {type(value).__name__}; give a tensor.")
         if self.inputs.ndim == 0 or self.labels.ndim != 1:
             raise InputError(
                 f"Batch: inputs of shape {tuple(self.inputs.shape)} and labels of shape "

@@ -9,6 +9,10 @@ class InputError(ProxreplayError, ValueError):
     """A value handed in cannot be used; nothing was changed."""
 
 
+class DivergenceError(ProxreplayError, ArithmeticError):
+    """The loss or a gradient of a step is not finite; the step was not made."""
+
+
 class RefreshError(ProxreplayError, RuntimeError):
     """A rule could not be refreshed; the previous preconditioner stays in force."""
 

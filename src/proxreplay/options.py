@@ -7,6 +7,8 @@ check something answer at once. A Python class takes its defaults from here
 
 import dataclasses
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
 
 from proxreplay.errors import InputError
 
@@ -16,8 +18,19 @@ MAX_DIM = 8192  # columns: a layer with more has no dense matrix in any rule
 def at_least(lower: float, **values: float | None) -> None:
     """Refuse values below ``lower`` and values that are not finite; None passes."""
     for name, value in values.items():
-        if value is not None and not lower <= value < float("inf"):
-            raise InputError(f"{name}={value}; give a finite number of at least {lower}.")
+        if value is not None and not (_is(Real, value) and lower <= value < float("inf")):
+            raise InputError(f"{name}={value!r}; give a finite number of at least {lower}.")
+
+
+def count(lower: int = 1, **values: int | None) -> None:
+    """Refuse what is not a whole number of at least ``lower``; None passes."""
+    for name, value in values.items():
+        if value is not None and not (_is(Integral, value) and value >= lower):
+            raise InputError(f"{name}={value!r}; give a whole number of at least {lower}.")
+
+
+def _is(kind: type, value: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def one_of(options: tuple[str | None, ...], **values: str | None) -> None:

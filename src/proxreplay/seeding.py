@@ -1,10 +1,14 @@
 """One seed, many independent generators: methods are compared on the same stream and weights."""
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+alone = threading.RLock()
+"""Held by code that borrows torch's global generators, which all threads share."""
 
 
 def derive_seed(seed: int, purpose: str) -> int:

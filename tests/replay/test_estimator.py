@@ -142,6 +142,39 @@ def test_options_are_checked_when_fitting() -> None:
         ReplayClassifier(n_epochs=0).fit(*BLOBS)
 
 
+def test_parameters_set_between_two_calls_take_effect() -> None:
+    X, y = BLOBS
+    classifier = ReplayClassifier(random_state=0).partial_fit(X[:50], y[:50])
+    before = classifier.predict_proba(X)
+    classifier.set_params(lr=0.0, steps_per_batch=1, batch_size=50).partial_fit(X[50:], y[50:])
+    assert classifier.learner_.batches_learned == 5 + 3
+    after = ReplayClassifier(random_state=0).partial_fit(X[:50], y[:50])
+    after.scaler_.partial_fit(X[50:])
+    np.testing.assert_array_equal(classifier.predict_proba(X), after.predict_proba(X))
+    assert not np.array_equal(before, after.predict_proba(X))  # by the scaler alone
+    with pytest.raises(InputError, match="steps_per_batch=0"):
+        classifier.set_params(steps_per_batch=0).partial_fit(X, y)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"hidden": (5,)}, {"loss": Lode()}, {"omega_0": 0.5}, {"capacity": 7}, {"random_state": 1}],
+    ids=str,
+)
+def test_parameters_that_cannot_change_are_refused(changed: dict[str, Any]) -> None:
+    X, y = BLOBS
+    classifier = ReplayClassifier(random_state=0).partial_fit(X[:20], y[:20])
+    classifier.set_params(**changed)
+    with pytest.raises(InputError, match=f"{next(iter(changed))}=.*learning began with"):
+        classifier.partial_fit(X[20:], y[20:])
+    classifier.fit(X[:20], y[:20])
+
+
+def test_a_loss_that_is_none_is_refused() -> None:
+    with pytest.raises(InputError, match="loss is 'foo'; give a function"):
+        ReplayClassifier(loss="foo").fit(*BLOBS)
+
+
 def test_importing_proxreplay_imports_no_scikit_learn() -> None:
     code = (
         "import sys, proxreplay; print('sklearn' in sys.modules); "

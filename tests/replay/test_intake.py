@@ -4,7 +4,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxreplay import Batch, Learner, UnlimitedMemory
 from proxreplay.errors import InputError
+from proxreplay.models import mlp
 from proxreplay.replay.intake import InputKind, Labels, as_inputs
 
 INPUTS = {
@@ -61,7 +63,8 @@ def test_integers_are_their_own_index(y: object) -> None:
     assert indices.dtype == torch.int64
     assert indices.tolist() == [3, 0]
     assert labels.kind == "integers"
-    assert labels.decode(indices) is indices
+    assert labels.met == {0, 3}
+    assert labels.decode(indices).tolist() == [3, 0]
 
 
 NAMES = {
@@ -114,3 +117,63 @@ def test_kinds_do_not_mix() -> None:
         labels.meet([1])
     with pytest.raises(InputError, match="integers"):
         labels.find(torch.tensor([1]))
+
+
+class Column:
+    """What pandas and polars have in common."""
+
+    def __init__(self, values: list[object]) -> None:
+        self.values = values
+
+    def to_numpy(self) -> np.ndarray:
+        return np.array(self.values, dtype=object)
+
+
+def test_columns_of_tables_are_labels() -> None:
+    assert Labels().meet(Column(["b", "a"]))[1].names == ("b", "a")
+    assert Labels().meet(Column([3, 0]))[0].tolist() == [3, 0]
+    learner = Learner(mlp(2)).learn_stream(np.ones((4, 2)), Column(["a", "b", "a", "c"]))
+    assert learner.labels == ["a", "b", "c"]
+
+
+def test_one_example_is_a_batch_of_one() -> None:
+    learner = Learner(mlp(2))
+    for label in ("cat", "dog"):
+        learner.learn([0.0, 1.0], label)
+    assert learner.labels == ["cat", "dog"]
+    assert learner.predict([0.0, 1.0]).shape == (1,)
+    assert learner.predict_proba(torch.ones(2)).shape == (1, 2)
+    numbers = Learner(mlp(2))
+    numbers.learn(np.ones(2), np.int64(1))
+    numbers.learn(torch.ones(2), torch.tensor(0))
+    assert numbers.memory.class_counts == {0: 1, 1: 1}
+
+
+@pytest.mark.parametrize("y", [[3, 0], ["b", "a"]], ids=["integers", "names"])
+def test_predictions_are_arrays_whatever_the_labels(y: list[object]) -> None:
+    learner = Learner(mlp(2))
+    learner.learn(torch.eye(2), y)
+    predicted = learner.predict(torch.eye(2))
+    assert isinstance(predicted, np.ndarray)
+    assert set(predicted.tolist()) <= set(y)
+
+
+@pytest.mark.parametrize("action", ["learn", "remember"])
+def test_an_integer_far_beyond_what_was_met_is_refused(action: str) -> None:
+    learner = Learner(mlp(2))
+    with pytest.raises(InputError, match=r"label 1000000, but the head has 1 outputs.*Give names"):
+        getattr(learner, action)(torch.eye(2), [0, 10**6])
+    assert learner.model.head.out_features == 1
+    assert learner.labels == []
+    learner.learn(torch.eye(2), [0, 9_000])
+    learner.learn(torch.eye(2), [18_000, 1])
+    learner.model.head.grow(30_000)
+    memory = UnlimitedMemory()
+    memory.add(Batch(torch.eye(2), torch.tensor([0, 10**6])), torch.Generator())
+    with pytest.raises(InputError, match="label 1000000"):
+        Learner(mlp(2), memory)
+
+
+def test_a_source_of_something_else_is_refused() -> None:
+    with pytest.raises(InputError, match="a source of Tensor; give Batch objects or pairs"):
+        Learner(mlp(2)).learn_stream(torch.eye(2))

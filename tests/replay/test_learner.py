@@ -2,12 +2,14 @@
 
 import copy
 import gc
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -514,9 +516,14 @@ def test_evaluate_in_parts_is_accuracy() -> None:
     for x, y in stream(4):
         learner.learn(x, y)
     x, y = torch.cat([x for x, _ in stream()]), torch.cat([y for _, y in stream()])
-    expected = (learner.predict(x) == y).double().mean().item()
+    expected = (learner.predict(x) == y.numpy()).mean()
     assert learner.evaluate(x, y, batch_size=7) == pytest.approx(expected)
     assert learner.evaluate(x, y, batch_size=1000) == pytest.approx(expected)
+    data = TensorDataset(x, y)
+    for source in (data, DataLoader(data, batch_size=5), Batch(x, y), zip(x, y, strict=True)):
+        assert learner.evaluate(source) == pytest.approx(expected)
+    with pytest.raises(InputError, match="no example"):
+        learner.evaluate([])
 
 
 def test_predictions_come_from_the_average_if_there_is_one() -> None:
@@ -552,6 +559,8 @@ def sources() -> dict[str, Callable[[Tensor, Tensor], Any]]:
         "lists": lambda x, y: (x.tolist(), y.tolist()),
         "dataset": lambda x, y: (TensorDataset(x, y),),
         "dataloader": lambda x, y: (DataLoader(TensorDataset(x, y), batch_size=6),),
+        "single examples": lambda x, y: (zip(x, y, strict=True),),
+        "single arrays": lambda x, y: (zip(x.numpy(), y.tolist(), strict=True),),
         "generator": lambda x, y: ((pair for pair in pairs(x, y)),),
         "batches": lambda x, y: ([Batch(*pair) for pair in pairs(x, y)],),
     }
@@ -585,6 +594,9 @@ def test_a_batch_that_is_not_for_training_is_only_remembered() -> None:
 
 # Errors before anything changes -------------------------------------------------------------------
 
+with warnings.catch_warnings():  # torch calls nested tensors a prototype
+    warnings.simplefilter("ignore")
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
 GOOD_X, GOOD_Y = torch.rand(3, 4), torch.tensor([0, 1, 2])
 BAD_BATCHES: dict[str, tuple[Any, Any, str]] = {
     "empty": (torch.empty(0, 4), torch.empty(0, dtype=torch.int64), "no example"),
@@ -603,7 +615,13 @@ BAD_BATCHES: dict[str, tuple[Any, Any, str]] = {
     "unhashable label": (GOOD_X, [["a"], ["b"], ["c"]], "of type list"),
     "too few labels": (GOOD_X, torch.tensor([0, 1]), "3 inputs but 2 labels"),
     "labels of two dimensions": (GOOD_X, torch.zeros(3, 1, dtype=torch.int64), "one per example"),
-    "one label for all": (GOOD_X, 3, "labels of type int"),
+    "one label for all": (GOOD_X, 3, r"\[3, 4\] float32 each"),
+    "ragged": ([[1.0, 2.0], [3.0]], GOOD_Y, "the same shape"),
+    "sparse": (torch.eye(4).to_sparse(), GOOD_Y, "give a dense tensor"),
+    "sparse matrix of scipy": (csr_matrix(np.eye(4)), GOOD_Y, "dense"),
+    "nested": (nested, GOOD_Y, "give a dense tensor"),
+    "meta": (torch.empty(3, 4, device="meta"), GOOD_Y, "meta device"),
+    "a set of labels": (GOOD_X, {0, 1, 2}, "labels of type set"),
     "label beyond the head": (GOOD_X, torch.tensor([0, 1, 9]), "10 classes.*5 outputs"),
     "no labels": (GOOD_X, None, "inputs and labels"),
     "batch and labels": (Batch(GOOD_X, GOOD_Y), GOOD_Y, "or one Batch"),
@@ -675,6 +693,9 @@ def test_arrays_of_different_length_are_refused_before_anything_is_learned() -> 
 
 def test_inputs_to_predict_are_checked() -> None:
     learner = Learner(mlp(4))
+    for action in (learner.predict, learner.predict_proba, lambda x: learner.evaluate(x, GOOD_Y)):
+        with pytest.raises(InputError, match="nothing was learned or remembered yet"):
+            action(GOOD_X)
     learner.learn(GOOD_X, GOOD_Y)
     with pytest.raises(InputError, match="earlier ones"):
         learner.predict(torch.rand(2, 3))

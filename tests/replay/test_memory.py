@@ -245,7 +245,7 @@ def test_wrong_requests_are_named(make: Callable[[int], Memory]) -> None:
     memory.add(batch([0, 1, 2]), generator)
     with pytest.raises(InputError, match="n=0"):
         memory.sample(0, generator)
-    with pytest.raises(InputError, match="give at least 1 and a generator"):
+    with pytest.raises(InputError, match="n=2 without a generator"):
         memory.inputs(2)
     with pytest.raises(InputError, match="size=0"):
         next(memory.batches(0))

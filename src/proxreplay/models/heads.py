@@ -69,6 +69,10 @@ class GrowingHead(nn.Linear):
         """Let the logits of these labels through from now on."""
         self.active[labels] = True
 
+    def deactivate(self, label: int) -> None:
+        """Give -1000 for a label again, until it is activated."""
+        self.active[label] = False
+
     def _set_rows(self, weight: Tensor, bias: Tensor, active: Tensor) -> None:
         self.weight = nn.Parameter(weight.detach(), requires_grad=self.weight.requires_grad)
         self.bias = nn.Parameter(bias.detach(), requires_grad=self.bias.requires_grad)

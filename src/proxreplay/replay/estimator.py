@@ -15,12 +15,22 @@ from torch import Tensor
 
 from proxreplay.errors import InputError
 from proxreplay.models.networks import mlp
-from proxreplay.options import AveragingOptions, LearnerOptions, LPROptions, RefreshOptions
+from proxreplay.options import (
+    AveragingOptions,
+    LearnerOptions,
+    LPROptions,
+    RefreshOptions,
+    at_least,
+    count,
+)
 from proxreplay.proximal.rules.lpr import LPR
 from proxreplay.replay.learner import Learner
 from proxreplay.replay.losses import Loss, er
 from proxreplay.replay.memory import ClassBalancedMemory
 from proxreplay.seeding import seeded
+
+LIVE = ("lr", "steps_per_batch", "replay_batch", "refresh_every", "refresh_samples")
+AT_ANY_TIME = ("batch_size", "n_epochs")  # read when they are needed
 
 
 class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -28,7 +38,9 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Inputs are standardised with the mean and standard deviation of everything seen so far. New
     classes may arrive at any time: `partial_fit` needs no ``classes``. If they are given, with the
-    first call, they fix the columns of `predict_proba`, and other labels are an error.
+    first call, they fix the columns of `predict_proba`, and other labels are an error. Between two
+    calls of `partial_fit`, ``set_params`` may change ``lr`` and how many examples, steps and
+    batches there are; everything else is refused until `fit`.
 
     Args:
         hidden: width of each hidden layer.
@@ -89,8 +101,7 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Forget everything and learn from ``X [n, features]``, ``y [n]``, shuffled each epoch."""
-        if self.n_epochs < 1:
-            raise InputError(f"ReplayClassifier: n_epochs={self.n_epochs}; give at least 1.")
+        count(n_epochs=self.n_epochs)
         inputs, labels = self._validate(X, y, first=True)
         rng = check_random_state(self.random_state)
         self._start(inputs.shape[1], unique_labels(labels), int(rng.randint(2**31)))
@@ -103,6 +114,8 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
         """Learn from the next part of the stream: ``X [n, features]`` and ``y [n]``, in order."""
         first = not hasattr(self, "learner_")
+        if not first:
+            self._take_over_changes()
         inputs, labels = self._validate(X, y, first=first)
         seen = unique_labels(labels)
         known = self._agreed_classes(seen, classes, first)
@@ -162,6 +175,7 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _start(self, features: int, classes: NDArray[Any], seed: int) -> None:
         self.classes_ = classes
         self._fixed_classes = False
+        self._began_with = self.get_params(deep=False)
         self._arrived: dict[Any, int] = {}  # label -> output of the head
         self.scaler_ = StandardScaler()
         with seeded(seed, "model"):
@@ -181,6 +195,26 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             transform=Standardised(self.scaler_),
             seed=seed,
         )
+
+    def _take_over_changes(self) -> None:
+        """Let parameters that were set since take effect, or refuse them."""
+        learner, began = self.learner_, self._began_with
+        for name, value in self.get_params(deep=False).items():
+            if name in AT_ANY_TIME or value is began[name] or np.array_equal(value, began[name]):
+                continue
+            if name not in LIVE:
+                raise InputError(
+                    f"ReplayClassifier: {name}={value!r}, but learning began with "
+                    f"{began[name]!r}; call fit to start anew, or set it back."
+                )
+            if name == "lr":
+                at_least(0, lr=value)
+            else:
+                count(**{name: value})
+            setattr(learner, name, value)
+            began[name] = value
+        for group in learner.optimizer.param_groups:
+            group["lr"] = learner.lr
 
     def _learn(self, inputs: NDArray[np.float64], labels: NDArray[Any]) -> None:
         names = labels.tolist()

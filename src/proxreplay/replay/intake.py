@@ -1,7 +1,8 @@
 """What a learner lets in: inputs and labels of any kind become tensors that are safe to use."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -12,8 +13,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from proxreplay.batch import Batch
 from proxreplay.errors import InputError
+from proxreplay.models.heads import GrowingHead
 
 Indices = Tensor  # int64 ``[n]``: which output of the head
+REACH = 10_000  # how far an integer label may be beyond the outputs of a growing head
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -22,29 +25,38 @@ class Intake:
 
     Args:
         floating: the dtype of the model, to which floating inputs are cast.
-        growing: whether the model has a head that grows with the labels.
+        heads: those of the model that grow with the labels.
     """
 
-    def __init__(self, floating: torch.dtype, *, growing: bool) -> None:
+    def __init__(self, floating: torch.dtype, heads: Sequence[GrowingHead]) -> None:
         self.floating = floating
-        self.growing = growing
+        self.heads = heads
         self.labels = Labels()
         self.kind: InputKind | None = None
         self.outputs: int | None = None  # of a fixed head
 
-    def admit(self, x: Any, y: Any, try_out: Callable[[Tensor], int]) -> Batch:
+    def admit(
+        self,
+        x: Any,
+        y: Any,
+        try_out: Callable[[Tensor], int],
+        check: Callable[[Batch], None] = lambda batch: None,
+    ) -> Batch:
         """Check a stream batch and take note of what is new in it.
 
         Args:
-            x: inputs ``[n, ...]``, or a `Batch` (without ``y``).
-            y: labels ``[n]``.
+            x: inputs ``[n, ...]``, or a `Batch` (without ``y``), or one example.
+            y: labels ``[n]``, or that of the one example.
             try_out: from inputs to the number of outputs that the model has for them.
+            check: raises if there is something else against the batch.
         """
         given = x if isinstance(x, Batch) else None
         if (given is None) == (y is None):
             raise InputError("Learner: give inputs and labels, or one Batch.")
         if given is not None:
             x, y = given.inputs, given.labels
+        if _is_one_label(y):
+            x, y = as_tensor(x)[None], [y]
         inputs = self.check(x)
         indices, labels = self.labels.meet(y)
         batch = Batch(
@@ -53,21 +65,46 @@ class Intake:
             position=None if given is None else given.position,
             train=given is None or given.train,
         )
+        self.check_reach(indices)
         outputs = self.outputs
-        if self.kind is None or (outputs is None and not self.growing):
+        if self.kind is None or (outputs is None and not self.heads):
             outputs = try_out(inputs[:1])
-        if not self.growing and outputs is not None and int(indices.max()) >= outputs:
+        if not self.heads and outputs is not None and int(indices.max()) >= outputs:
             raise InputError(
                 f"Learner: {int(indices.max()) + 1} classes, but the model has {outputs} outputs; "
                 "build it with more, or with a growing head (num_classes=None)."
             )
+        check(batch)
         self.labels, self.kind = labels, InputKind.of(inputs)
-        self.outputs = None if self.growing else outputs
+        self.outputs = None if self.heads else outputs
         return batch
+
+    def check_reach(self, indices: Tensor) -> None:
+        """Refuse integer labels for which a head would have to grow out of all proportion."""
+        largest = int(indices.max())
+        for head in self.heads:
+            if largest >= head.out_features + REACH:
+                raise InputError(
+                    f"Learner: label {largest}, but the head has {head.out_features} outputs and "
+                    f"would need one for every integer up to it. Give names, such as strings "
+                    f"(str(label)): they get outputs in the order of arrival. Or call "
+                    f"grow({largest + 1}) of the head first, if there are so many classes."
+                )
+
+    def forget(self, label: Any) -> int:
+        """The index of a label that is not to be known any more; refused if it was never met."""
+        (index,) = self.labels.find([label]).tolist()
+        if index not in self.labels.met:
+            raise InputError(f"Learner.forget: label {label!r} was never met, or is forgotten.")
+        self.labels = self.labels.without(index)
+        return int(index)
 
     def check(self, x: Any) -> Tensor:
         """Inputs as a tensor, if they are of the same kind as earlier ones."""
-        inputs = as_inputs(x, self.floating)
+        tensor = as_tensor(x)
+        if self.kind is not None and tuple(tensor.shape) == self.kind.shape:
+            tensor = tensor[None]  # one example
+        inputs = as_inputs(tensor, self.floating)
         kind = InputKind.of(inputs)
         if self.kind is not None and kind != self.kind:
             raise InputError(
@@ -79,7 +116,11 @@ class Intake:
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            "labels": {"kind": self.labels.kind, "names": self.labels.names},
+            "labels": {
+                "kind": self.labels.kind,
+                "names": self.labels.names,
+                "met": tuple(sorted(self.labels.met)),
+            },
             "inputs": None if self.kind is None else self.kind.to_dict(),
             "outputs": self.outputs,
         }
@@ -91,9 +132,10 @@ class Intake:
         self.outputs = state["outputs"]
 
 
-def stream_batches(source: Any, y: Any, batch_size: int) -> Iterable[Any]:
-    """What a source holds, as stream batches: each a `Batch` or ``(inputs, labels)``."""
+def stream_batches(source: Any, y: Any, batch_size: int) -> Iterable[tuple[Any, Any]]:
+    """What a source holds, as the two arguments of `Learner.learn`."""
     if y is not None:
+        source, y = _plain(source), _plain(y)
         if len(source) != len(y):
             raise InputError(
                 f"Learner.learn_stream: {len(source)} inputs but {len(y)} labels; give one each."
@@ -103,12 +145,37 @@ def stream_batches(source: Any, y: Any, batch_size: int) -> Iterable[Any]:
     if isinstance(source, Dataset):
         # A generator of its own: a DataLoader would draw a seed from the global one.
         return DataLoader(source, batch_size=batch_size, generator=torch.Generator())
+    if isinstance(source, Batch):
+        return [(source, None)]
     if isinstance(source, Iterable):
-        return source
+        return _grouped(source, batch_size)
     raise InputError(
         f"Learner.learn_stream: a {type(source).__name__}; give arrays x and y, a Dataset, or an "
-        "iterable of batches."
+        "iterable of batches or single examples."
     )
+
+
+def _grouped(source: Iterable[Any], batch_size: int) -> Iterator[tuple[Any, Any]]:
+    """Batches as they are; single examples ``(x, y)`` by ``batch_size``."""
+    waiting: list[tuple[Any, Any]] = []
+    for item in chain(source, [None]):
+        if isinstance(item, Batch):
+            pair: tuple[Any, Any] | None = (item, None)
+        elif item is None or (isinstance(item, tuple | list) and len(item) == 2):
+            pair = None if item is None else (item[0], item[1])
+        else:
+            raise InputError(
+                f"Learner: a source of {type(item).__name__}; give Batch objects or pairs (x, y)."
+            )
+        single = pair is not None and pair[1] is not None and _is_one_label(pair[1])
+        if waiting and (not single or len(waiting) == batch_size):
+            inputs, labels = zip(*waiting, strict=True)
+            yield torch.stack([as_tensor(x) for x in inputs]), list(labels)
+            waiting = []
+        if single and pair is not None:
+            waiting.append(pair)
+        elif pair is not None:
+            yield pair
 
 
 @dataclass(frozen=True)
@@ -136,14 +203,33 @@ class InputKind:
         return f"{list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
 
 
+def as_tensor(x: Any) -> Tensor:
+    """A tensor as it is, detached; anything numpy reads as an array of numbers as a tensor."""
+    if not isinstance(x, Tensor):
+        try:
+            return _from_array(np.asarray(x))
+        except (ValueError, TypeError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(
+                f"Learner: inputs that are no array of numbers ({error}); give every example the "
+                "same shape."
+            ) from error
+    if x.layout != torch.strided or x.is_nested or x.is_quantized:
+        raise InputError("Learner: sparse, nested or quantized inputs; give a dense tensor.")
+    if x.is_meta:
+        raise InputError("Learner: inputs on the meta device hold no values; give real ones.")
+    return x.detach()
+
+
 def as_inputs(x: Any, floating: torch.dtype) -> Tensor:
     """Inputs ``[n, ...]`` as a tensor, finite and not empty.
 
     Args:
-        x: a tensor or anything numpy reads as an array of numbers.
+        x: see `as_tensor`.
         floating: what floating numbers are cast to, the dtype of the model.
     """
-    tensor = x.detach() if isinstance(x, Tensor) else _from_array(np.asarray(x))
+    tensor = as_tensor(x)
     if tensor.ndim == 0 or len(tensor) == 0:
         raise InputError(
             f"Learner: inputs of shape {list(tensor.shape)} hold no example; give [n, ...] with n "
@@ -164,7 +250,7 @@ def as_inputs(x: Any, floating: torch.dtype) -> Tensor:
 def _from_array(array: NDArray[Any]) -> Tensor:
     if array.dtype.kind not in "fiub":
         raise InputError(
-            f"Learner: inputs of dtype {array.dtype}; give numbers, as an array or a tensor."
+            f"Learner: inputs of dtype {array.dtype}; give numbers, as a dense array or a tensor."
         )
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)  # torch computes with no wider unsigned numbers
@@ -187,11 +273,20 @@ class Labels:
     """
 
     kind: Literal["unknown", "integers", "names"] = "unknown"
-    names: tuple[Hashable, ...] = ()
+    names: tuple[Hashable, ...] = ()  # None for one that is forgotten
+    met: Collection[int] = frozenset()  # indices
     _index: dict[Hashable, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_index", {name: i for i, name in enumerate(self.names)})
+        index = {name: i for i, name in enumerate(self.names) if name is not None}
+        object.__setattr__(self, "_index", index)
+        met = frozenset(index.values() if self.kind == "names" else self.met)
+        object.__setattr__(self, "met", met)
+
+    def without(self, index: int) -> "Labels":
+        """Without a label; its index is not given to another."""
+        names = tuple(None if i == index else name for i, name in enumerate(self.names))
+        return Labels(self.kind, names, frozenset(self.met) - {index})
 
     def meet(self, y: Any) -> tuple[Indices, "Labels"]:
         """The indices of labels, some maybe new, and the labels known afterwards."""
@@ -202,7 +297,9 @@ class Labels:
                 raise InputError(
                     f"Learner: label {int(given.min())}; give integers of at least 0, or strings."
                 )
-            return given, self if self.kind == "integers" else Labels("integers")
+            met = frozenset(given.tolist()).union(self.met)
+            same = self.kind == "integers" and len(met) == len(self.met)
+            return given, self if same else Labels("integers", met=met)
         new = [name for name in dict.fromkeys(given) if name not in self._index]
         known = Labels("names", (*self.names, *new)) if new else self
         return known.find(given), known
@@ -215,10 +312,10 @@ class Labels:
             return given
         return torch.tensor([self._index.get(name, -1) for name in given], dtype=torch.int64)
 
-    def decode(self, indices: Indices) -> Tensor | NDArray[Any]:
-        """The labels that indices stand for: a tensor of integers, or an array of names."""
+    def decode(self, indices: Indices) -> NDArray[Any]:
+        """The labels that indices stand for: an array of int64 or of names."""
         if self.kind != "names":
-            return indices
+            return indices.cpu().numpy()
         names = np.empty(len(indices), dtype=object)  # numpy's own strings lose trailing NULs
         names[:] = [self.names[i] for i in indices.tolist()]
         return names
@@ -232,8 +329,20 @@ class Labels:
             )
 
 
+def _plain(values: Any) -> Any:
+    """An array instead of a column or table of pandas or polars."""
+    return values.to_numpy() if hasattr(values, "to_numpy") else values
+
+
+def _is_one_label(y: Any) -> bool:
+    if isinstance(y, Tensor | np.ndarray):
+        return y.ndim == 0
+    return isinstance(y, str | bytes | int | np.generic)
+
+
 def _read(y: Any) -> Tensor | list[Hashable]:
     """Integers as an int64 tensor; other labels as a list."""
+    y = _plain(y)
     if isinstance(y, Tensor | np.ndarray):
         if y.ndim != 1:
             raise InputError(

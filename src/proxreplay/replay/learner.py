@@ -1,32 +1,40 @@
 """The learner: the paper's Algorithm 1."""
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from proxreplay.batch import Batch
+from proxreplay.errors import InputError
 from proxreplay.models.heads import replace_in_optimizer_
-from proxreplay.options import AveragingOptions, LearnerOptions, RefreshOptions, at_least
+from proxreplay.options import AveragingOptions, LearnerOptions, RefreshOptions, at_least, count
 from proxreplay.proximal.rules.base import GradientRule
 from proxreplay.replay.averaging import EMA
+from proxreplay.replay.guard import Guard, check_batch_of_one
 from proxreplay.replay.intake import InputKind, stream_batches
-from proxreplay.replay.losses import Loss, er, needs_of
+from proxreplay.replay.losses import SEPARATE, Loss, er, needs_of
 from proxreplay.replay.memory import ClassBalancedMemory, Memory
-from proxreplay.replay.parts import Learned, Observer, OptimizerFactory, check_parts, make_optimizer
+from proxreplay.replay.parts import (
+    Learned,
+    Observer,
+    OptimizerFactory,
+    check_parts,
+    make_optimizer,
+    summary,
+)
 from proxreplay.replay.placement import compile_
-from proxreplay.replay.predicting import Predictor, Transform
-from proxreplay.replay.saving import load_state_, rebuilt, state_of
+from proxreplay.replay.predicting import Predictor, Transform, changing
+from proxreplay.replay.saving import Saving
 from proxreplay.replay.views import Provider, Views
 from proxreplay.seeding import seeded
-from proxreplay.serialization import load_state, save_state
 
 
-class Learner(Predictor):
+class Learner(Saving, Predictor):
     """Learns from a stream, one batch at a time, and can predict at every moment.
 
     Inputs are arrays or tensors ``[n, ...]``; floating ones are cast to the dtype of the model.
@@ -55,10 +63,9 @@ class Learner(Predictor):
         refresh_augment: whether a refresh sees augmented inputs, as training does.
         transform: from stored inputs to what the model sees; a generator switches augmentation on.
         device: where the model goes; None for where it is.
-        channels_last: keep 4-d inputs and convolutions in NHWC order, which is faster; left off
-            for the few networks with which torch cannot do that safely.
-        compile: let ``torch.compile`` take over all parts of the model that have no growing head,
-            for the steps only; the first ones then take minutes.
+        channels_last: keep 4-d tensors in NHWC order, which is faster, where torch does it safely.
+        compile: let ``torch.compile`` take over what has no growing head; the first steps then
+            take minutes.
         observers: see `Observer`.
         seed: of everything random inside: replay, augmentation, refresh, new rows of the head.
 
@@ -68,7 +75,7 @@ class Learner(Predictor):
     >>> learner = Learner(model, rule=LPR(model, omega_0=1.0))
     >>> learned = learner.learn(torch.randn(10, 2), torch.randint(0, 3, (10,)))
     >>> learner.predict(torch.randn(4, 2)).shape
-    torch.Size([4])
+    (4,)
     """
 
     def __init__(
@@ -93,16 +100,16 @@ class Learner(Predictor):
         observers: Sequence[Observer] = (),
         seed: int = 0,
     ) -> None:
-        at_least(
-            1,
+        count(
             steps_per_batch=steps_per_batch,
             replay_batch=replay_batch,
             refresh_every=refresh_every,
             refresh_samples=refresh_samples,
         )
+        at_least(0, lr=lr)
+        check_parts(model, memory, rule, loss, averaging, transform)
         if isinstance(averaging, AveragingOptions):
             averaging = EMA(model, averaging.momentum)
-        check_parts(model, rule, loss, averaging)
         super().__init__(model, averaging, transform, device, channels_last)
         self.memory = ClassBalancedMemory(LearnerOptions.capacity) if memory is None else memory
         self.rule = rule
@@ -122,35 +129,43 @@ class Learner(Predictor):
         self.views = Views(self.memory, self._see, self.placement.device, seed)
         if len(self.memory) > 0:
             self.intake.kind = InputKind.of(self.memory.inputs(1, torch.Generator()))
-            self._meet(torch.tensor(list(self.memory.class_counts)))
+            labels = torch.tensor(list(self.memory.class_counts))
+            self.intake.check_reach(labels)
+            _, self.intake.labels = self.intake.labels.meet(labels)
+            self._meet(labels)
         self.provider = Provider(model, needs_of(loss))
+        self._fresh_rule = None if rule is None else copy.deepcopy(rule.state_dict())
         self._watched_loss = loss
         for observer in observers:
             self._watched_loss = observer.watch(self, self._watched_loss)
 
+    @changing
     def learn(self, x: Any, y: Any = None) -> Learned:
         """Learn from one stream batch: S steps, memory update, refresh when due.
 
         Args:
-            x: inputs ``[n, ...]``, or a `Batch` (without ``y``). One that is not to be trained on
-                is only remembered.
-            y: labels ``[n]``.
+            x: inputs ``[n, ...]`` or one example; or a `Batch`, which may only be to remember.
+            y: labels ``[n]``, or that of the one example; None with a `Batch`.
+
+        Raises:
+            DivergenceError: a step's loss or gradient is not finite; that step was not made.
         """
         incoming = self._admit(x, y)
         if not incoming.train:
-            self._remember(incoming)
-            return Learned(math.nan)
+            return self._remember(incoming)
         losses = []
         self.model.train()
         with self._own_randomness():
             for step in range(self.steps_per_batch):
-                batch = self.views.of(incoming, "incoming")
-                replay = self.provider.replay(self.views, self.replay_batch)
-                if step == self.steps_per_batch - 1:
-                    incoming = self.provider.with_logits(incoming, batch)
-                loss = self._watched_loss(self.model, batch, replay)
-                self.optimizer.zero_grad()
-                loss.backward()
+                with Guard(self.model, self.views.generators) as guard:
+                    batch = self.views.of(incoming, "incoming")
+                    replay = self.provider.replay(self.views, self.replay_batch)
+                    if step == self.steps_per_batch - 1:
+                        incoming = self.provider.with_logits(incoming, batch)
+                    loss = self._watched_loss(self.model, batch, replay)
+                    self.optimizer.zero_grad()
+                    loss.backward()
+                    guard.check_finite(loss)
                 if self.rule is not None:
                     self.rule.observe(batch, self._reference(self.rule, replay))
                     self.rule.step_()
@@ -158,12 +173,13 @@ class Learner(Predictor):
                 if self.averaging is not None:
                     self.averaging.update_()
                 losses.append(loss.detach())
-        self._store(incoming)
+        ids = self._store(incoming)
         self.batches_learned += 1
         due = self.refresh_every is not None and self.batches_learned % self.refresh_every == 0
         refreshed = self.refresh() if due else None
-        return Learned(float(torch.stack(losses).mean()), refreshed)
+        return Learned(float(torch.stack(losses).mean()), ids, refreshed)
 
+    @changing
     def refresh(self, inputs: Any = None) -> int | None:
         """Rebuild the rule now; `learn` does so by itself when it is due.
 
@@ -178,84 +194,76 @@ class Learner(Predictor):
             return None
         if inputs is None:
             seen = self.views.to_refresh(self.refresh_samples, augment=self.refresh_augment)
-            of = len(self.memory)
         else:
             seen = self.view(inputs)
-            of = len(seen)
-        self.rule.refresh(seen, of=of)
+        self.rule.refresh(seen, of=len(self.memory) if inputs is None else len(seen))
         return len(seen)
 
-    def remember(self, x: Any, y: Any = None) -> None:
+    @changing
+    def remember(self, x: Any, y: Any = None) -> Learned:
         """Put a batch into the memory without learning from it now."""
-        self._remember(self._admit(x, y))
+        return self._remember(self._admit(x, y))
+
+    @changing
+    def forget(self, *, label: Any = None, ids: Iterable[int] | Tensor | None = None) -> int:
+        """Delete remembered examples and rebuild the rule from those that remain.
+
+        Their bytes are overwritten. What the weights have learned stays in them (docs/replay.md).
+
+        Args:
+            label: all examples of that class; it is not predicted until it is learned again.
+            ids: instead of ``label``, single examples (`Learned.ids`).
+
+        Returns:
+            How many examples were stored and are deleted.
+        """
+        if (label is None) == (ids is None):
+            raise InputError("Learner.forget: give either label=... or ids=...")
+        if ids is not None:
+            removed = self.memory.remove(ids)
+        else:
+            index = self.intake.forget(label)
+            removed = self.memory.remove_class(index)
+            for head in self.heads:
+                head.deactivate(index)
+            if self.averaging is not None:
+                self.averaging.follow_growth_()
+        if self.rule is not None and self._fresh_rule is not None:
+            self.rule.load_state_dict(copy.deepcopy(self._fresh_rule))
+            for batch in self.memory.batches(self.replay_batch):
+                self.rule.observe(Batch(self._see(batch.inputs), batch.labels))
+            self.refresh()
+        return removed
 
     def learn_stream(self, source: Any, y: Any = None, *, batch_size: int = 10) -> Self:
         """Learn from everything a source holds, in its order.
 
         Args:
-            source: arrays (with ``y``), a torch ``Dataset`` of single examples, or an iterable of
-                stream batches, `Batch` objects or ``(x, y)`` pairs: a ``DataLoader``, a generator,
-                a `Stream`.
+            source: arrays (with ``y``), a torch ``Dataset`` of single examples, or an iterable (a
+                ``DataLoader``, a generator, a `Stream`) of `Batch` objects or ``(x, y)`` pairs,
+                each a batch or a single example.
             y: labels, where ``source`` is the inputs.
             batch_size: examples per stream batch, where the source holds single examples.
         """
-        at_least(1, batch_size=batch_size)
-        for batch in stream_batches(source, y, batch_size):
-            if isinstance(batch, Batch):
-                self.learn(batch)
-            else:
-                self.learn(*batch)
+        count(batch_size=batch_size)
+        for inputs, labels in stream_batches(source, y, batch_size):
+            self.learn(inputs, labels)
         return self
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that decides what happens next, a part each; code is only described."""
-        return state_of(self)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly where a learner composed of the same parts was saved.
-
-        If anything does not fit, this learner stays as it was.
-        """
-        load_state_(self, state)
-
-    def save(self, path: Path | str) -> None:
-        """Write the learner to a ``.safetensors`` file, or to ``state.safetensors`` in a folder."""
-        save_state(Path(path), self.state_dict())
-
-    @classmethod
-    def load(
-        cls,
-        path: Path | str,
-        model: nn.Module | None = None,
-        memory: Memory | None = None,
-        rule: GradientRule | None = None,
-        *,
-        loss: Loss | None = None,
-        optimizer: OptimizerFactory | None = None,
-        transform: Transform | None = None,
-        device: torch.device | str | None = None,
-        compile: bool = False,
-    ) -> Self:
-        """Read a learner that goes on exactly where it was saved.
-
-        Code is not saved. What is proxreplay's own is built again: its networks, memories, losses
-        and transforms, and LPR with layers chosen by name. What is yours has to be handed in as it
-        was made before, and is checked against what was saved. ``device`` and ``compile`` are not
-        saved either.
-        """
-        state = load_state(Path(path))
-        parts = rebuilt(state, model, memory, rule, loss, optimizer, transform)
-        learner = cls(**parts, device=device, compile=compile)
-        learner.load_state_dict(state)
-        return learner
-
-    # What the lines of `learn` stand for ----------------------------------------------------------
+    def __repr__(self) -> str:
+        return summary(self)
 
     def _admit(self, x: Any, y: Any) -> Batch:
-        """Check a batch; only if all of it is good, get ready for what is new in it."""
-        batch = self.intake.admit(x, y, self._try_out)
+        """Check a batch; if all of it is good, get ready for what is new in it."""
+        batch = self.intake.admit(x, y, self._try_out, self._check)
         self._meet(batch.labels)
         return batch
+
+    def _check(self, batch: Batch) -> None:
+        """Refuse one example that BatchNorm would see alone in train mode."""
+        joined = len(self.memory) > 0 and not isinstance(self.loss, SEPARATE)
+        if len(batch) == 1 and not joined and (batch.train or self.provider.needs.stored_logits):
+            check_batch_of_one(self.model, self._see(batch.inputs))
 
     def _meet(self, indices: Tensor) -> None:
         """Grow the head for labels that are new."""
@@ -269,21 +277,22 @@ class Learner(Predictor):
 
     def _reference(self, rule: GradientRule, replay: Batch | None) -> Batch | None:
         """What the rule compares this step with: a draw of its own, or what was replayed."""
-        samples = rule.reference_samples
-        return replay if samples is None else self.views.draw(samples, "reference")
+        n = rule.reference_samples
+        return replay if n is None else self.views.draw(n, "reference")
 
-    def _remember(self, incoming: Batch) -> None:
+    def _remember(self, incoming: Batch) -> Learned:
         if self.provider.needs.stored_logits:
             self.model.train()
             with self._own_randomness():
                 view = self.views.of(incoming, "incoming")
                 incoming = self.provider.with_logits(incoming, view)
-        self._store(incoming)
+        return Learned(math.nan, self._store(incoming))
 
-    def _store(self, incoming: Batch) -> None:
-        self.memory.add(incoming, self.views.generators["memory"])
+    def _store(self, incoming: Batch) -> tuple[int, ...]:
+        ids = self.memory.add(incoming, self.views.generators["memory"])
         self.provider.after_batch(self.batches_seen)
         self.batches_seen += 1
+        return tuple(ids.tolist())
 
     def _own_randomness(self) -> AbstractContextManager[None]:
         """Seeds what dropout and the like draw from, by the stream batch: no state to keep."""

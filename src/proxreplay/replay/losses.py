@@ -264,3 +264,4 @@ er_ace = ErAce()
 lode = Lode()
 derpp = Derpp()
 derpp_snapshot = DerppSnapshot()
+SEPARATE = (Finetune, ErAce, Lode, Derpp, DerppSnapshot)  # the incoming batch is run alone

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any, Self
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from proxreplay.batch import Batch
 from proxreplay.errors import InputError
+from proxreplay.options import count
 from proxreplay.replay.storage import Storage
 
 RESERVED = ("inputs", "labels", "id", "position")
@@ -96,9 +98,7 @@ class Memory(ABC):
                 f"{self._name}: capacity={capacity}, capacity_bytes={capacity_bytes}; give one of "
                 "them, or take an UnlimitedMemory."
             )
-        limit = capacity_bytes if capacity is None else capacity
-        if limit is not None and limit < 1:
-            raise InputError(f"{self._name}: a capacity of {limit}; give at least 1.")
+        count(capacity=capacity, capacity_bytes=capacity_bytes)
         self._set_up(capacity, capacity_bytes, device)
 
     def _set_up(
@@ -135,6 +135,14 @@ class Memory(ABC):
     def __len__(self) -> int:
         return len(self._storage)
 
+    def __repr__(self) -> str:
+        limit = f"capacity={self.capacity}"
+        if self.capacity_bytes is not None:
+            limit = f"capacity_bytes={self.capacity_bytes}"
+        made = f"{self._name}({'' if isinstance(self, UnlimitedMemory) else limit})"
+        held = f"{len(self)} examples of {len(self._counts)} classes"
+        return f"{made}: {held}, {self.nbytes / 1e6:.1f} MB"
+
     def __contains__(self, identity: int) -> bool:
         """Whether the example with this id is stored."""
         return identity in self._storage.slots
@@ -169,6 +177,10 @@ class Memory(ABC):
         Returns:
             The ids of the examples, ``[n]`` int64, whether they are stored or not.
         """
+        if not isinstance(batch, Batch):
+            raise InputError(
+                f"{self._name}.add: a {type(batch).__name__}; give a Batch(inputs, labels)."
+            )
         rows = self._rows(batch)
         self._fit_capacity(rows)
         labels = batch.labels.tolist()
@@ -189,27 +201,25 @@ class Memory(ABC):
         The extras of the batch are the stored extras, ``id`` and ``position``.
         """
         self._check_not_empty("sample")
-        if n < 1:
-            raise InputError(f"{self._name}.sample: n={n}; give at least 1.")
+        count(n=n)
         return _batch(self._storage.gather(distinct(n, len(self), generator)))
 
     def inputs(self, n: int | None = None, generator: torch.Generator | None = None) -> Tensor:
         """Copies of the stored inputs, all or a random ``n``, for a refresh."""
         self._check_not_empty("inputs")
         stored = self._storage.tensors["inputs"]
+        count(n=n)
         if n is None or n >= len(self):
             return stored[: len(self)].clone()
-        if n < 1 or generator is None:
+        if generator is None:
             raise InputError(
-                f"{self._name}.inputs: n={n} and generator={generator}; give at least 1 and a "
-                "generator to draw them, or n=None for all."
+                f"{self._name}.inputs: n={n} without a generator; give one, or n=None for all."
             )
         return stored.index_select(0, distinct(n, len(self), generator).to(stored.device))
 
     def batches(self, size: int = 256) -> Iterator[Batch]:
         """Every example once, in batches of ``size``; the memory must not change meanwhile."""
-        if size < 1:
-            raise InputError(f"{self._name}.batches: size={size}; give at least 1.")
+        count(size=size)
         changes = self._changes
         for start in range(0, len(self), size):
             if self._changes != changes:
@@ -227,7 +237,13 @@ class Memory(ABC):
         Where the memory is a uniform sample, what is left is one of everything seen and not
         removed, and the places that became free are filled only as fast as keeps it so.
         """
-        wanted = {int(i) for i in (ids.tolist() if isinstance(ids, Tensor) else ids)}
+        given = ids.tolist() if isinstance(ids, Tensor) else ids
+        try:
+            wanted = {index(i) for i in ([given] if isinstance(given, int) else given)}
+        except TypeError as error:
+            raise InputError(
+                f"{self._name}.remove: {ids!r:.80} are no ids; give whole numbers."
+            ) from error
         unknown = sorted(i for i in wanted if not 0 <= i < self._next_id)
         if unknown:
             raise InputError(

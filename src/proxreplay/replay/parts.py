@@ -1,18 +1,20 @@
 """What a learner is made of, checked when it is made; and what it gives back."""
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from proxreplay.errors import InputError
-from proxreplay.options import LearnerOptions
+from proxreplay.options import AveragingOptions, LearnerOptions
 from proxreplay.proximal.rules.base import GradientRule
 from proxreplay.replay.averaging import EMA
 from proxreplay.replay.losses import Loss, needs_of
+from proxreplay.replay.memory import Memory
 
 if TYPE_CHECKING:
     from proxreplay.replay.learner import Learner
@@ -26,10 +28,12 @@ class Learned:
 
     Args:
         loss: mean over the steps; NaN if the batch was only remembered.
+        ids: of the examples in the memory, whether they are stored or not; see `Learner.forget`.
         refreshed: how many examples the rule was refreshed from; None if it was not refreshed.
     """
 
     loss: float
+    ids: tuple[int, ...] = ()
     refreshed: int | None = None
 
     def __float__(self) -> float:
@@ -49,16 +53,54 @@ class Observer(Protocol):
 
 
 def check_parts(
-    model: nn.Module, rule: GradientRule | None, loss: Loss, averaging: EMA | None
+    model: Any, memory: Any, rule: Any, loss: Any, averaging: Any, transform: Any
 ) -> None:
-    """See that the parts belong together."""
-    _check_of_this_model(model, "averaging", None if averaging is None else averaging.online)
-    _check_of_this_model(model, "rule", getattr(rule, "model", None))
+    """See that every part is what it should be and that they belong together."""
+    if not isinstance(model, nn.Module):
+        raise _wrong("model", model, "a torch.nn.Module")
+    if isinstance(memory, GradientRule):
+        raise InputError(
+            f"Learner: {type(memory).__name__} is a rule and stands where the memory goes; hand it "
+            "in as rule=..."
+        )
+    if memory is not None and not isinstance(memory, Memory):
+        raise _wrong("memory", memory, "a memory, such as ClassBalancedMemory(2000)")
+    if rule is not None and not isinstance(rule, GradientRule):
+        raise _wrong("rule", rule, "a GradientRule, such as LPR(model)")
+    if not _takes_three(loss):
+        raise _wrong("loss", loss, "a function of (model, incoming, replay), such as proxreplay.er")
+    if averaging is not None and not isinstance(averaging, EMA | AveragingOptions):
+        raise _wrong("averaging", averaging, "AveragingOptions(momentum) or an EMA")
+    if transform is not None and not callable(transform):
+        raise _wrong("transform", transform, "a function of (inputs, generator)")
+    online = averaging.online if isinstance(averaging, EMA) else None
+    for part, its_model in (("averaging", online), ("rule", getattr(rule, "model", None))):
+        if its_model is not None and set(its_model.parameters()) != set(model.parameters()):
+            raise InputError(
+                f"Learner: the {part} was made for another model; make it for the one handed in."
+            )
     if rule is not None and rule.reference_samples is None and needs_of(loss).draws == 0:
         raise InputError(
             f"Learner: {type(rule).__name__} looks at the replayed examples, but the loss "
             "replays none; give a loss that does, such as er."
         )
+
+
+def _takes_three(loss: Any) -> bool:
+    if not callable(loss):
+        return False
+    try:
+        signature = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
+        signature.bind(None, None, None)
+    except TypeError:
+        return False
+    except ValueError:  # no signature to be had
+        return True
+    return True
+
+
+def _wrong(part: str, value: Any, wanted: str) -> InputError:
+    return InputError(f"Learner: {part} is {value!r:.80}; give {wanted}.")
 
 
 def make_optimizer(model: nn.Module, lr: float | None, make: OptimizerFactory | None) -> Optimizer:
@@ -70,14 +112,31 @@ def make_optimizer(model: nn.Module, lr: float | None, make: OptimizerFactory | 
             f"Learner: lr={lr} and an optimizer, which has a learning rate of its own; give one of "
             "the two."
         )
-    return make(model.parameters())
-
-
-def _check_of_this_model(model: nn.Module, part: str, its_model: nn.Module | None) -> None:
-    """A part made for another model would do nothing, without a word."""
-    if its_model is None:
-        return
-    if {id(p) for p in its_model.parameters()} != {id(p) for p in model.parameters()}:
-        raise InputError(
-            f"Learner: the {part} was made for another model; make it for the one handed in."
+    optimizer = make(model.parameters()) if callable(make) else None
+    if not isinstance(optimizer, Optimizer):
+        raise _wrong(
+            "optimizer", make, "a function, such as lambda parameters: Adam(parameters, lr=1e-3)"
         )
+    return optimizer
+
+
+def summary(learner: "Learner") -> str:
+    """A small table: what a learner is made of and how far it has come."""
+    model, rule, labels = learner.model, learner.rule, learner.labels
+    every, samples = learner.refresh_every, learner.refresh_samples
+    refreshed = f", every {every} batches from {samples or 'all'} examples" if every else ""
+    size = sum(parameter.numel() for parameter in model.parameters())
+    rows = {
+        "model": f"{type(model).__name__}, {size:,} parameters on {learner.placement.device}",
+        "memory": repr(learner.memory),
+        "rule": "none" if rule is None else type(rule).__name__ + refreshed,
+        "loss": f"{learner.loss!r:.80}",
+        "averaging": "none" if learner.averaging is None else type(learner.averaging).__name__,
+        "optimizer": f"{type(learner.optimizer).__name__}, {learner.steps_per_batch} steps per "
+        f"batch with {learner.replay_batch} replayed examples each",
+        "labels": f"{len(labels)}: " + ", ".join(map(str, labels[:8])) + " ..." * (len(labels) > 8)
+        if labels
+        else "none yet",
+    }
+    head = f"Learner: {learner.batches_learned} of {learner.batches_seen} stream batches learned"
+    return "\n".join([head, *(f"  {name:<10} {value}" for name, value in rows.items())])

@@ -40,7 +40,7 @@ class Placement:
         first = next(model.parameters(), None)
         if first is None:
             raise InputError("Learner: the model has no parameters; there is nothing to learn.")
-        target = first.device if device is None else torch.device(device)
+        target = first.device if device is None else _device(device)
         floating = (p.dtype for p in model.parameters() if p.is_floating_point())
         ordered = channels_last and channels_last_is_safe(model, target)
         return cls(target, next(floating, torch.float32), ordered)
@@ -58,6 +58,18 @@ class Placement:
         if self.channels_last and inputs.ndim == 4:
             return inputs.contiguous(memory_format=torch.channels_last)
         return inputs
+
+
+def _device(device: torch.device | str) -> torch.device:
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        raise InputError(
+            f"Learner: device={device!r} cannot be used here ({str(error).splitlines()[0]}); give "
+            "one that torch has, such as 'cpu'."
+        ) from error
+    return found
 
 
 def channels_last_is_safe(model: nn.Module, device: torch.device) -> bool:

@@ -1,24 +1,53 @@
 """Prediction: a model, or the average of its weights, in evaluation mode and left as it was."""
 
+import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from proxreplay.batch import Batch
 from proxreplay.errors import InputError
 from proxreplay.models.heads import GrowingHead
-from proxreplay.options import at_least
+from proxreplay.options import count
 from proxreplay.proximal.layers.capture import as_written, untouched
 from proxreplay.replay.averaging import EMA
-from proxreplay.replay.intake import InputKind, Intake
+from proxreplay.replay.intake import InputKind, Intake, stream_batches
 from proxreplay.replay.placement import Placement
+from proxreplay.seeding import alone
 
 Transform = Callable[[Tensor, torch.Generator | None], Tensor]
 
 ELEMENTS_PER_PASS = 100 * 3 * 32 * 32  # of inputs that are predicted at once on a CPU
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def locked(method: _Method) -> _Method:
+    """Let a method wait until no other thread is inside the same object."""
+
+    @functools.wraps(method)
+    def waiting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return cast(_Method, waiting)
+
+
+def changing(method: _Method) -> _Method:
+    """The same for a method that changes something; all objects share torch's generators."""
+
+    @functools.wraps(method)
+    def waiting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._lock, alone:
+            return method(self, *args, **kwargs)
+
+    return cast(_Method, waiting)
 
 
 class Predictor:
@@ -47,52 +76,79 @@ class Predictor:
         self.placement = Placement.of(model, device, channels_last)
         self.placement.place_([model] if averaging is None else [model, averaging.model])
         self.heads = [m for m in model.modules() if isinstance(m, GrowingHead)]
-        self.intake = Intake(self.placement.dtype, growing=bool(self.heads))
+        self.intake = Intake(self.placement.dtype, self.heads)
+        self._lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.RLock())
 
     @property
     def labels(self) -> list[Any]:
-        """The label that each column of `predict_proba` stands for."""
+        """The label that each column of `predict_proba` stands for; None for a forgotten one."""
         known = self.intake.labels
-        if known.kind == "names":
+        if known.kind != "integers":
             return list(known.names)
         return list(range(self.heads[0].out_features if self.heads else self.intake.outputs or 0))
 
+    @locked
     @torch.no_grad()
     def logits(self, x: Any, *, online: bool = False, batch_size: int | None = None) -> Tensor:
         """Logits in evaluation mode, ``[n, outputs]``.
 
         Args:
-            x: inputs ``[n, ...]``.
+            x: inputs ``[n, ...]``; one example counts as a batch of one.
             online: with the model that is trained, even where there is an average of it.
             batch_size: inputs per forward pass; None for 500, or as many as suit a CPU's cache.
         """
-        at_least(1, batch_size=batch_size)
+        count(batch_size=batch_size)
         inputs = self.intake.check(x)
         size = self._inputs_per_pass(inputs) if batch_size is None else batch_size
         model = self.model if online or self.averaging is None else self.averaging.model
         with evaluating(model), as_written():
             return torch.cat([model(self._see(part)) for part in inputs.split(size)])
 
+    @locked
     def predict_proba(self, x: Any, *, online: bool = False) -> Tensor:
         """The probability of every label in `labels`, ``[n, labels]``."""
         return self._known(self.logits(x, online=online)).softmax(dim=1)
 
-    def predict(self, x: Any, *, online: bool = False) -> Tensor | NDArray[Any]:
-        """The most probable label of every input: int64 ``[n]``, or an array of names."""
+    @locked
+    def predict(self, x: Any, *, online: bool = False) -> NDArray[Any]:
+        """The most probable label of every input: an array ``[n]`` of integers or of names."""
         return self.intake.labels.decode(self._known(self.logits(x, online=online)).argmax(dim=1))
 
+    @locked
     @torch.inference_mode()
     def evaluate(
-        self, x: Any, y: Any, *, batch_size: int | None = None, online: bool = False
+        self, x: Any, y: Any = None, *, batch_size: int | None = None, online: bool = False
     ) -> float:
-        """The share of inputs whose label is predicted; labels never met count as errors."""
-        indices = self.intake.labels.find(y)
-        logits = self._known(self.logits(x, online=online, batch_size=batch_size))
-        if len(indices) != len(logits):
-            raise InputError(
-                f"Learner: {len(logits)} inputs but {len(indices)} labels; give one each."
-            )
-        return float((logits.argmax(dim=1).cpu() == indices).double().mean())
+        """The share of inputs whose label is predicted; labels never met count as errors.
+
+        Args:
+            x: inputs ``[n, ...]``; without ``y``, any source that `Learner.learn_stream` takes.
+            y: labels ``[n]``.
+            batch_size: see `logits`.
+            online: see `logits`.
+        """
+        hits = total = 0
+        for inputs, labels in [(x, y)] if y is not None else stream_batches(x, None, 500):
+            if isinstance(inputs, Batch):
+                batch: Batch = inputs
+                inputs, labels = batch.inputs, batch.labels
+            indices = self.intake.labels.find(labels)
+            logits = self._known(self.logits(inputs, online=online, batch_size=batch_size))
+            if len(indices) != len(logits):
+                raise InputError(
+                    f"Learner: {len(logits)} inputs but {len(indices)} labels; give one each."
+                )
+            hits += int((logits.argmax(dim=1).cpu() == indices).sum())
+            total += len(indices)
+        if total == 0:
+            raise InputError("Learner.evaluate: the source holds no example.")
+        return hits / total
 
     def view(self, x: Any) -> Tensor:
         """Inputs as the model sees them when it predicts: transformed, not augmented."""
@@ -128,9 +184,20 @@ class Predictor:
         return min(500, max(20, ELEMENTS_PER_PASS // max(1, inputs[:1].numel())))
 
     def _known(self, logits: Tensor) -> Tensor:
-        """Without the outputs of a fixed head that have no name yet."""
+        """Without the outputs of a fixed head that have no name yet; forgotten names at -inf."""
         known = self.intake.labels
-        return logits[:, : len(known.names)] if known.kind == "names" else logits
+        if known.kind == "unknown" or (known.names and not known.met):
+            raise InputError(
+                "Learner: nothing was learned or remembered yet, so there is no label to predict; "
+                "learn first, or take logits() of a model that was trained elsewhere."
+            )
+        if known.kind == "integers":
+            return logits
+        logits = logits[:, : len(known.names)]
+        forgotten = [name is None for name in known.names]
+        if not any(forgotten):
+            return logits
+        return logits.masked_fill(torch.tensor(forgotten, device=logits.device), float("-inf"))
 
 
 @contextmanager

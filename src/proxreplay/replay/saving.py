@@ -6,18 +6,22 @@ is built again from its description; names in a file never decide which code is 
 
 import copy
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
 
+import torch
 from torch import Tensor, nn
 
 from proxreplay.data import transforms
 from proxreplay.errors import InputError
 from proxreplay.models.heads import replace_in_optimizer_
 from proxreplay.models.recipes import build_again, recipe_of
+from proxreplay.proximal.rules.base import GradientRule
 from proxreplay.proximal.rules.lpr import LPR
 from proxreplay.proximal.shrinkage.strength import Strength
 from proxreplay.replay import losses
 from proxreplay.replay.averaging import EMA
+from proxreplay.replay.losses import Loss
 from proxreplay.replay.memory import (
     ClassBalancedMemory,
     Memory,
@@ -25,6 +29,9 @@ from proxreplay.replay.memory import (
     RingMemory,
     UnlimitedMemory,
 )
+from proxreplay.replay.parts import OptimizerFactory
+from proxreplay.replay.predicting import Transform, changing, locked
+from proxreplay.serialization import load_state, save_state
 
 if TYPE_CHECKING:
     from proxreplay.replay.learner import Learner
@@ -35,6 +42,54 @@ OPTIONS = (
     *("lr", "steps_per_batch", "replay_batch", "refresh_every", "refresh_samples"),
     *("refresh_augment", "channels_last", "seed"),
 )
+
+
+class Saving:
+    """The methods by which a `Learner` is saved and loaded."""
+
+    @locked
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what happens next, a part each; code is only described."""
+        return state_of(cast("Learner", self))
+
+    @changing
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly where a learner composed of the same parts was saved.
+
+        If anything does not fit, this learner stays as it was.
+        """
+        load_state_(cast("Learner", self), state)
+
+    def save(self, path: Path | str) -> None:
+        """Write the learner to a ``.safetensors`` file, or to ``state.safetensors`` in a folder."""
+        save_state(Path(path), self.state_dict())
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | str,
+        model: nn.Module | None = None,
+        memory: Memory | None = None,
+        rule: GradientRule | None = None,
+        *,
+        loss: Loss | None = None,
+        optimizer: OptimizerFactory | None = None,
+        transform: Transform | None = None,
+        device: torch.device | str | None = None,
+        compile: bool = False,
+    ) -> Self:
+        """Read a learner that goes on exactly where it was saved.
+
+        Code is not saved. What is proxreplay's own is built again: its networks, memories, losses
+        and transforms, and LPR with layers chosen by name. What is yours has to be handed in as it
+        was made before, and is checked against what was saved. ``device`` and ``compile`` are not
+        saved either.
+        """
+        state = load_state(Path(path))
+        parts = rebuilt(state, model, memory, rule, loss, optimizer, transform)
+        learner = cls(**parts | {"device": device, "compile": compile})
+        learner.load_state_dict(state)
+        return learner
 
 
 def state_of(learner: "Learner") -> dict[str, Any]:
