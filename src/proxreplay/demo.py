@@ -39,7 +39,7 @@ def conclude(out: Path, jobs: Sequence[Job]) -> Demo:
         find_method(name).label: [read_run(j.folder) for j in jobs if j.config.method == name]
         for name in METHOD_NAMES
     }
-    rows = comparison_rows({m: [r.result for r in done if r.result] for m, done in runs.items()})
+    rows = comparison_rows(runs)
     table, picture = out / "table.md", out / "accuracy.png"
     write_text(table, markdown(rows))
     (section,) = read_study([job.folder for job in jobs]).sections

@@ -37,8 +37,12 @@ def test_a_difference_that_may_be_chance_is_called_so(tmp_path: Path) -> None:
             result = json.loads((folder / "result.json").read_text())
             result["acc"] = 0.5 + shift * (method == "lpr-er")
             (folder / "result.json").write_text(json.dumps(result))
-    (sentence,) = verdict(read_study([tmp_path]).sections[0])
+    study = read_study([tmp_path])
+    (sentence,) = verdict(study.sections[0])
     assert "points above ER (not clear, 95 % interval -" in sentence
+    page = render(study)
+    assert "<td>+0.0010 <small>" in page  # chance is not bold, what is clear is
+    assert '<td class="best">+0.1' in page
 
 
 def test_few_seeds_are_told_one_by_one_instead_of_an_interval(tmp_path: Path) -> None:
@@ -121,8 +125,30 @@ def test_runs_that_did_not_finish(tmp_path: Path) -> None:
     (broken / "config.yaml").write_text("a: [\n")
     told = texts(tmp_path)
     assert "note: 1 run is not finished: half." in told
-    assert "serious: sad failed: RuntimeError: no memory. It is left out" in told
-    assert "serious: torn cannot be read: " in told
+    assert "serious: 2 runs are left out of the tables (1 failed, 1 broken)." in told
+
+
+def test_a_messy_folder_has_one_summary_and_no_empty_sections(tmp_path: Path) -> None:
+    for seed in range(2):
+        for method in ("er", "lpr-er"):
+            write_run(tmp_path / f"{method}-{seed}", method, seed)
+    for number in range(17):
+        failed = write_run(tmp_path / f"bad{number}", settings={"capacity": 100 + number})
+        (failed / "result.json").unlink()
+        (failed / "records.jsonl").unlink()
+        (failed / "failure.txt").write_text(f"Traceback\nRuntimeError: reason {number % 2}")
+    study = read_study([tmp_path])
+    (section,) = study.sections
+    assert section.title == "split-digits, memory of 50"
+    (serious,) = (w for w in study_warnings(study) if w.level == "serious")
+    assert serious.text == "17 runs are left out of the tables (17 failed)."
+    assert len(serious.details) == 2
+    assert serious.details[0].startswith("failed: RuntimeError: reason 0. (bad0, bad10, bad12")
+    page = render(study)
+    assert page.count("<section ") == 2  # one of numbers, one of runs without
+    assert page.count('class="serious"') == 1
+    assert all(f"bad{number}" in page for number in range(17))
+    assert 'class="best"' not in page
 
 
 def test_untreated_layers_and_the_papers_ema_are_noted(tmp_path: Path) -> None:

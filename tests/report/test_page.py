@@ -1,6 +1,7 @@
 """The page: complete, self-contained, and safe against what stands in files."""
 
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proxreplay.errors import DataError
-from proxreplay.report.page import write_report
+from proxreplay.report.page import write_report, write_tables
 from tests.report.synthetic import write_run
 
 
@@ -131,8 +132,22 @@ def test_a_study_of_only_lost_runs_still_has_a_page(tmp_path: Path) -> None:
     empty = write_run(tmp_path / "b", stop_after=0)
     (empty / "records.jsonl").write_text("")
     page = Page(report(tmp_path, tmp_path / "report.html"))
-    assert "Runs that cannot be read" in page.text
-    assert "No run is complete yet" in page.text
+    assert "Runs without numbers" in page.text
+    assert "No run has numbers yet" in page.text
+
+
+def test_names_that_are_not_utf8_do_not_stop_a_report(tmp_path: Path) -> None:
+    name = os.fsdecode(b"run-\xff")
+    try:
+        folder = write_run(tmp_path / name)
+    except OSError:
+        pytest.skip("this file system only takes names in UTF-8")
+    with (folder / "records.jsonl").open("a") as file:
+        file.write('{"kind": "rule", "untreated": {"\\ud800": "x"}}\n')
+    for ending in ("html", "md", "tex", "csv"):
+        out = tmp_path / f"out.{ending}"
+        (write_report if ending == "html" else write_tables)([tmp_path], out)
+        assert out.read_text("utf-8")
 
 
 def test_folders_without_runs_are_refused_with_the_way_out(tmp_path: Path) -> None:

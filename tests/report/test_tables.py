@@ -63,25 +63,56 @@ def test_the_best_and_those_within_its_standard_error_are_best() -> None:
     assert best == [[False, False], [True, True], [True, True], [False, False], [False, False]]
 
 
-def test_without_standard_errors_only_the_best_is_best() -> None:
-    rows = [Row("a", estimates((0.5, math.nan))), Row("b", estimates((0.51, math.nan)))]
+@pytest.mark.parametrize("seeds", [1, 2, 4, 5])
+def test_with_few_seeds_nothing_is_best(seeds: int) -> None:
+    error = math.nan if seeds == 1 else 0.001
+    rows = [Row(str(mean), (Estimate(mean, error, seeds),)) for mean in (0.2, 0.9)]
     table = Table("", (BY_KEY["acc"],), tuple(rows))
-    assert [table.is_best(row, 0) for row in rows] == [False, True]
+    assert [table.is_best(row, 0) for row in rows] == [False, seeds == 5]
+    assert ("**" in to_markdown(table)) is (seeds == 5)
+
+
+EVIL = ["=1+1", " +cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\n=1"]
+
+
+@pytest.mark.parametrize("label", EVIL, ids=repr)
+def test_names_are_no_formulas_in_a_spreadsheet(label: str) -> None:
+    table = Table(label, (BY_KEY["acc"],), (Row(label, estimates((-0.5, 0.1))),))
+    (row,) = csv.DictReader(io.StringIO(to_csv(table)))
+    assert not row["method"].strip().startswith(("=", "+", "-", "@"))
+    assert not row["table"].strip().startswith(("=", "+", "-", "@"))
+    assert row["mean"] == "-0.5"  # a number stays one
+
+
+def test_names_are_text_in_markdown_and_latex(tmp_path: Path) -> None:
+    evil = "<img src=x onerror=alert(1)>[a](javascript:b)`c`*d*|e\n\x1b[31m# f\u202e"
+    write_run(tmp_path, evil)
+    study = read_study([tmp_path])
+    text = tables_of(study, ".md")
+    assert "<" not in text
+    assert r"&lt;img src=x onerror=alert(1)&gt;\[a\](javascript:b)\`c\`\*d\*\|e" in text
+    assert [line for line in text.splitlines() if line.startswith("#")] == [
+        "## split-digits, memory of 50"
+    ]
+    for ending in (".md", ".tex", ".csv"):
+        written = tables_of(study, ending)
+        assert all(c.isprintable() or c == "\n" for c in written)
+        assert sum("onerror" in line for line in written.splitlines()) >= 2
 
 
 def test_markdown() -> None:
     lines = to_markdown(TABLE).splitlines()
-    assert lines[0] == "| Method | Acc | Forgetting |"
-    assert lines[3] == "| LPR (ER) | **0.5300 ± 0.0100** | **0.2000 ± 0.0100** |"
-    assert lines[5] == "| EMA, paper | 0.9000 ± 0.0100 | 0.0100 ± 0.0100 |"
-    assert lines[6] == r"| Lost\|one | - | - |"
+    assert lines[0] == "| Method | Seeds | Acc | Forgetting |"
+    assert lines[3] == "| LPR (ER) | 5 | **0.5300 ± 0.0100** | **0.2000 ± 0.0100** |"
+    assert lines[5] == "| EMA, paper | 5 | 0.9000 ± 0.0100 | 0.0100 ± 0.0100 |"
+    assert lines[6] == r"| Lost\|one | 0 | - | - |"
 
 
 def test_latex_escapes_what_comes_from_files() -> None:
     text = to_latex(TABLE)
-    assert r"ER\_1 & $0.5000 \pm 0.0100$ & $0.3000 \pm 0.0100$ \\" in text
+    assert r"ER\_1 & 5 & $0.5000 \pm 0.0100$ & $0.3000 \pm 0.0100$ \\" in text
     assert r"{\boldmath$0.5300 \pm 0.0100$}" in text
-    assert r"Lost|one & -- & -- \\" in text
+    assert r"Lost|one & 0 & -- & -- \\" in text
     assert text.count(r"\\") == 6
 
 
@@ -191,14 +222,13 @@ def test_comparisons_use_the_seeds_both_have(section: Section) -> None:
 
 
 def test_rows_of_a_comparison_with_its_difference(section: Section) -> None:
-    results = {
-        group.label: [run.result for run in group.complete[:3] if run.result]
-        for group in section.groups
-    }
-    rows = comparison_rows(results)
-    assert [row.label for row in rows] == ["ER", "LPR (ER)", "difference"]
-    first, second, difference = (row.estimates[2] for row in rows)
-    assert first is not None
-    assert second is not None
+    rows = comparison_rows({group.label: group.runs for group in section.groups})
+    assert [(row.label, row.seeds) for row in rows] == [
+        ("ER", 4),
+        ("LPR (ER)", 3),
+        ("difference", 3),
+    ]
+    theirs, ours = (group.values("wc_acc") for group in section.groups)
+    difference = rows[2].estimates[2]
     assert difference is not None
-    assert difference.mean == pytest.approx(second.mean - first.mean)
+    assert difference.mean == pytest.approx(np.mean([ours[s] - theirs[s] for s in range(3)]))

@@ -57,7 +57,7 @@ def demo(
     planned = comparison(BENCHMARK, METHOD_NAMES, range(seeds), out)
     make(planned, jobs=1)
     result = conclude(out, planned)
-    print_table(console, f"split-digits, mean ± standard error over {seeds} seeds", result.rows)
+    print_table(console, "split-digits, mean ± standard error over seeds", result.rows)
     console.print(result.explanation, highlight=False)
     for what, where in result.written.items():
         console.print(f"{what:9}{where}", highlight=False, soft_wrap=True)
@@ -142,16 +142,12 @@ def compare(
     options = how(data_root, checkpoint_every, track)
     planned = comparison(benchmark, names, numbers, study, *layers, options=options)
     make(planned, jobs)
-    results = {
-        find_method(name).label: [
-            stored.result
-            for job in planned
-            if job.config.method == name and (stored := read_run(job.folder)).result
-        ]
+    runs = {
+        find_method(name).label: [read_run(j.folder) for j in planned if j.config.method == name]
         for name in names
     }
-    title = f"{benchmark}, mean ± standard error over {len(numbers)} seeds"
-    print_table(Console(), title, comparison_rows(results))
+    title = f"{benchmark}, mean ± standard error over seeds"
+    print_table(Console(), title, comparison_rows(runs))
     typer.echo(f"A page about it: proxreplay report {study}")
 
 
@@ -360,13 +356,14 @@ def print_table(console: Any, title: str, rows: Sequence[Any]) -> None:
     from rich.table import Table
 
     from proxreplay.evaluation.measures import MAIN
-    from proxreplay.report.tables import format_estimate
+    from proxreplay.report.tables import FEW_SEEDS, format_estimate
 
-    table = Table("Method", *(m.label for m in MAIN), title=title, title_justify="left")
+    table = Table("Method", "Seeds", *(m.label for m in MAIN), title=title, title_justify="left")
     for row in rows:
-        paired = row.label == "difference"
+        paired = row.source == "difference"
         cells = [format_estimate(e, signed=paired) for e in row.estimates]
-        table.add_row(row.label, *cells, style="bold" if paired else None)
+        style = "bold" if paired and row.seeds >= FEW_SEEDS else None
+        table.add_row(row.label, str(row.seeds), *cells, style=style)
     console.print(table)
 
 

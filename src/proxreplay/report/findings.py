@@ -7,9 +7,9 @@ from typing import Literal
 from proxreplay.evaluation import PairedDifference
 from proxreplay.experiments.results import StoredRun
 from proxreplay.report.grouping import Group, Section, Study
-from proxreplay.report.tables import Comparison, comparisons, paper_row_of
+from proxreplay.report.tables import FEW_SEEDS, Comparison, comparisons, paper_row_of
 
-FEW_SEEDS = 5
+MOST_REASONS = 20
 COARSE_SHARE = 0.05  # evaluations further apart than this share of a task miss dips
 
 
@@ -20,10 +20,12 @@ class Caution:
     Args:
         level: ``serious`` if numbers are missing or wrong for it, ``note`` otherwise.
         text: what, and the way out.
+        details: one line each, for who wants to know more.
     """
 
     level: Literal["serious", "note"]
     text: str
+    details: tuple[str, ...] = ()
 
 
 # The verdict -------------------------------------------------------------------------------------
@@ -99,16 +101,7 @@ def _leader(section: Section) -> str:
 
 def study_warnings(study: Study) -> list[Caution]:
     """What is wrong with runs, whichever section they belong to."""
-    warnings = []
-    for run in study.runs:
-        name = run.folder.name
-        if run.status == "broken":
-            warnings.append(
-                Caution("serious", f"{name} cannot be read: {_line(run.problem, first=True)}")
-            )
-        elif run.status == "failed":
-            text = f"{name} failed: {_line(run.problem)} It is left out of the tables."
-            warnings.append(Caution("serious", text))
+    warnings = _left_out(study)
     unfinished = [run for run in study.runs if run.status == "incomplete"]
     if unfinished:
         warnings.append(
@@ -119,11 +112,33 @@ def study_warnings(study: Study) -> list[Caution]:
             )
         )
     done = [run for run in study.runs if run.status == "complete"]
+    untimed = [run for run in done if run.problem]
+    if untimed:
+        text = f"The timings of {_names(untimed)} cannot be read: {_line(untimed[0].problem)}"
+        warnings.append(Caution("note", text))
     results_only = [run for run in done if run.recorded is None]
     if results_only:
         text = f"Of {len(results_only)} of {len(study.runs)} runs only the results were kept: they "
         warnings.append(Caution("note", text + "are in the tables, but not in the curves."))
     return warnings
+
+
+def _left_out(study: Study) -> list[Caution]:
+    """One summary of the runs that no table counts, their reasons gathered."""
+    reasons: dict[str, list[StoredRun]] = {}
+    for run in study.runs:
+        if run.status in ("broken", "failed"):
+            reasons.setdefault(f"{run.status}: {_line(run.problem)}", []).append(run)
+    if not reasons:
+        return []
+    runs = [run for found in reasons.values() for run in found]
+    details = [f"{reason} ({_names(found)})" for reason, found in reasons.items()]
+    if len(details) > MOST_REASONS:
+        more = len(details) - MOST_REASONS
+        details[MOST_REASONS:] = [f"and {more} more reasons; each run's own is below."]
+    kinds = [f"{sum(run.status == s for run in runs)} {s}" for s in ("failed", "broken")]
+    text = f"{_count(runs)} left out of the tables ({', '.join(k for k in kinds if k[0] != '0')})."
+    return [Caution("serious", text, tuple(details))]
 
 
 def section_warnings(section: Section) -> list[Caution]:
@@ -215,10 +230,9 @@ def _paper_differs(section: Section) -> list[Caution]:
     return [Caution("note", note) for note in notes if note]
 
 
-def _line(problem: str | None, *, first: bool = False) -> str:
+def _line(problem: str | None) -> str:
     """One line of a problem; the last one of a traceback says what happened."""
-    lines = (problem or "").strip().splitlines() or ["unknown"]
-    line = lines[0 if first else -1][:300]
+    line = ((problem or "").strip().splitlines() or ["unknown"])[-1][:300]
     return line if line.endswith(".") else f"{line}."
 
 
@@ -235,7 +249,7 @@ def headline(study: Study) -> str:
     """One line: what was run."""
     groups: list[Group] = [g for section in study.sections for g in section.groups]
     if not groups:
-        return "No run could be read."
+        return "No run has numbers yet."
     methods = list(dict.fromkeys(g.label for g in groups))
     what = ", ".join(methods[:4]) + (f" and {len(methods) - 4} more" if len(methods) > 4 else "")
     where = ", ".join(dict.fromkeys(s.benchmark for s in study.sections))

@@ -126,7 +126,7 @@ class Study:
 
     Args:
         sections: one for every benchmark and size of memory.
-        lost: runs that cannot be read or have no place in a section.
+        lost: runs that cannot be read, and those of groups in which no run has numbers.
     """
 
     sections: tuple[Section, ...]
@@ -166,6 +166,12 @@ def gather(runs: Sequence[StoredRun]) -> Study:
         key = (run.config.benchmark, run.config.capacity, run.config.stream)
         identity = json.dumps([run.config.method, compared(run.config)], sort_keys=True)
         sections.setdefault(key, {}).setdefault(identity, []).append(run)
+    for key, groups in list(sections.items()):
+        for identity, members in list(groups.items()):
+            if not any(run.result or run.recorded for run in members):
+                lost += groups.pop(identity)
+        if not groups:
+            del sections[key]
     return Study(
         tuple(
             Section(benchmark, memory, tuple(_groups(groups.values())), _changes(stream))

@@ -21,7 +21,6 @@ from proxreplay.experiments.results import StoredRun, write_text
 from proxreplay.report.commands import run_command
 from proxreplay.report.curves import Curve, curves, drawable, task_accuracy_map
 from proxreplay.report.findings import (
-    FEW_SEEDS,
     headline,
     section_warnings,
     study_warnings,
@@ -29,7 +28,14 @@ from proxreplay.report.findings import (
 )
 from proxreplay.report.grouping import Cache, Group, Section, Study, read_study
 from proxreplay.report.paper import paper
-from proxreplay.report.tables import Table, comparisons, further_table, main_table, tables_of
+from proxreplay.report.tables import (
+    FEW_SEEDS,
+    Table,
+    comparisons,
+    further_table,
+    main_table,
+    tables_of,
+)
 
 CURVES_AT_FIRST = 8  # more than that are switched off until asked for
 MAPS = 8
@@ -73,15 +79,20 @@ def write_report(
         cache: kept between calls, it spares reading runs again that have not changed.
     """
     study = _read_some(folders, cache)
-    write_text(out, render(study, reload_seconds=reload_seconds))
+    write_text(out, _encodable(render(study, reload_seconds=reload_seconds)))
     return _summary(study, out)
 
 
 def write_tables(folders: Sequence[Path], out: Path) -> ReportSummary:
     """Write the tables of every run at or below the folders, as the ending of ``out`` says."""
     study = _read_some(folders)
-    write_text(out, tables_of(study, out.suffix))
+    write_text(out, _encodable(tables_of(study, out.suffix)))
     return _summary(study, out)
+
+
+def _encodable(text: str) -> str:
+    """Names of files need not be UTF-8; what is not becomes a question mark."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _read_some(folders: Sequence[Path], cache: Cache | None = None) -> Study:
@@ -190,6 +201,7 @@ def _table(table: Table) -> dict[str, Any]:
             {
                 "label": row.label,
                 "source": row.source,
+                "seeds": row.seeds,
                 "cells": [
                     None
                     if value is None
@@ -230,7 +242,7 @@ def _differences(section: Section) -> dict[str, Any] | None:
                     "mean": f"{d.mean:+.4f}",
                     "interval": f"{low:+.4f} to {high:+.4f}" if d.seeds > 1 else "one seed",
                     "p": f"{d.p_value:.3f}" if enough else "",
-                    "clear": enough and not low <= 0 <= high,
+                    "bold": enough and not low <= 0 <= high,
                 }
             )
         rows.append(

@@ -14,12 +14,12 @@ import numpy as np
 
 from proxreplay.evaluation import MEASURES, Estimate, PairedDifference, estimate, paired_difference
 from proxreplay.evaluation.measures import MAIN, Measure
-from proxreplay.evaluation.trajectory import Array
-from proxreplay.experiments.results import Result
+from proxreplay.experiments.results import StoredRun
 from proxreplay.report.grouping import Group, Section, Study
 from proxreplay.report.paper import PaperRow, paper_row
 
 FURTHER = tuple(m for m in MEASURES if m.number is not None and not m.main)
+FEW_SEEDS = 5  # with fewer, standard errors are too rough to call anything best
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ class Row:
     label: str
     estimates: tuple[Estimate | None, ...]
     source: Literal["ours", "paper", "difference"] = "ours"
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds its numbers come from."""
+        return max((e.seeds for e in self.estimates if e is not None), default=0)
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Table:
         """Whether the number is the best of its source, or tied with it.
 
         Tied means that it is no further from the best than the standard error of their difference,
-        ``sqrt(se^2 + se_best^2)``; without standard errors only the best itself is best.
+        ``sqrt(se^2 + se_best^2)``. With fewer than `FEW_SEEDS` seeds nothing is called best.
         """
         mine, better = row.estimates[column], self.columns[column].better
         rivals = [r.estimates[column] for r in self.rows if r.source == row.source]
@@ -65,29 +70,36 @@ class Table:
         sign = -1 if better == "lower" else 1
         best = max(known, key=lambda e: sign * e.mean)
         slack = math.hypot(mine.standard_error, best.standard_error)
-        return abs(best.mean - mine.mean) <= (0.0 if math.isnan(slack) else slack)
+        return min(mine.seeds, best.seeds) >= FEW_SEEDS and abs(best.mean - mine.mean) <= slack
 
 
 # What tables are about --------------------------------------------------------------------------
 
 
-def comparison_rows(results: Mapping[str, Sequence[Result]]) -> list[Row]:
-    """One row per method, and for two methods their difference, seed by seed.
+def comparison_rows(runs: Mapping[str, Sequence[StoredRun]]) -> list[Row]:
+    """One row per method, and for two methods their difference on the seeds that both completed.
 
     Args:
-        results: label of the method -> one result per seed, in the same order of seeds.
+        runs: by the label of their method, in any state.
     """
-    values = {
-        method: [_known(r.measures[measure.key] for r in runs) for measure in MAIN]
-        for method, runs in results.items()
+    results = {
+        label: {run.config.seed: run.result for run in found if run.config and run.result}
+        for label, found in runs.items()
     }
-    rows = [Row(method, tuple(map(_estimate, columns))) for method, columns in values.items()]
-    if len(values) == 2:
-        pairs = list(zip(*values.values(), strict=True))
-        if all(len(a) == len(b) for a, b in pairs):
-            paired = tuple(_estimate(b - a) for a, b in pairs)
-            rows.append(Row("difference", paired, "difference"))
+    rows = [
+        Row(label, tuple(_estimate(r.measures[m.key] for r in done.values()) for m in MAIN))
+        for label, done in results.items()
+    ]
+    if len(rows) == 2:
+        first, second = results.values()
+        shared = [(first[s].measures, second[s].measures) for s in first if s in second]
+        paired = tuple(_estimate(_minus(b[m.key], a[m.key]) for a, b in shared) for m in MAIN)
+        rows.append(Row("difference", paired, "difference"))
     return rows
+
+
+def _minus(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a - b
 
 
 def main_table(section: Section) -> Table:
@@ -150,16 +162,12 @@ def comparisons(section: Section) -> list[Comparison]:
 
 
 def _group_row(group: Group, measures: Sequence[Measure]) -> Row:
-    values = [_known(group.values(measure.key).values()) for measure in measures]
-    return Row(group.label, tuple(_estimate(v) for v in values))
+    return Row(group.label, tuple(_estimate(group.values(m.key).values()) for m in measures))
 
 
-def _known(values: Iterable[float | None]) -> Array:
-    return np.array([v for v in values if v is not None], dtype=np.float64)
-
-
-def _estimate(values: Array) -> Estimate | None:
-    return estimate(values) if len(values) else None
+def _estimate(values: Iterable[float | None]) -> Estimate | None:
+    known = [v for v in values if v is not None]
+    return estimate(np.array(known)) if known else None
 
 
 # How they are drawn ------------------------------------------------------------------------------
@@ -190,21 +198,32 @@ def _label(row: Row) -> str:
 def to_markdown(table: Table) -> str:
     """For READMEs and issues."""
     lines = [
-        "| Method | " + " | ".join(m.label for m in table.columns) + " |",
-        "|---" + "|---:" * len(table.columns) + "|",
+        "| Method | Seeds | " + " | ".join(m.label for m in table.columns) + " |",
+        "|---" + "|---:" * (1 + len(table.columns)) + "|",
     ]
     for row in table.rows:
-        label = _label(row).replace("|", "\\|")
-        lines.append(f"| {label} | " + " | ".join(_cells(table, row, "**{}**")) + " |")
+        cells = [_markdown(_label(row)), str(row.seeds), *_cells(table, row, "**{}**")]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _one_line(text: str) -> str:
+    """Names come from files: without characters that end a line or steer a program."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _markdown(text: str) -> str:
+    """Text that is no HTML, link, code or cell border."""
+    special = {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {c: f"\\{c}" for c in "\\`*[]|"}
+    return "".join(special.get(c, c) for c in _one_line(text))
 
 
 def to_latex(table: Table) -> str:
     """For papers; needs the booktabs package."""
     lines = [
-        r"\begin{tabular}{l" + "r" * len(table.columns) + "}",
+        r"\begin{tabular}{lr" + "r" * len(table.columns) + "}",
         r"\toprule",
-        " & ".join(["Method", *(_latex(m.label) for m in table.columns)]) + r" \\",
+        " & ".join(["Method", "Seeds", *(_latex(m.label) for m in table.columns)]) + r" \\",
         r"\midrule",
     ]
     for row in table.rows:
@@ -214,14 +233,20 @@ def to_latex(table: Table) -> str:
             text = format_estimate(value, signed=signed).replace("±", r"\pm")
             math_text = f"${text}$" if value is not None else "--"
             cells.append(rf"{{\boldmath{math_text}}}" if table.is_best(row, i) else math_text)
-        lines.append(" & ".join([_latex(_label(row)), *cells]) + r" \\")
+        lines.append(" & ".join([_latex(_label(row)), str(row.seeds), *cells]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
 def _latex(text: str) -> str:
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     special |= {c: f"\\{c}" for c in "&%$#_{}"}
-    return "".join(special.get(c, c) for c in text)
+    return "".join(special.get(c, c) for c in _one_line(text))
+
+
+def _csv(text: str) -> str:
+    """Text that no spreadsheet takes for a formula."""
+    text = _one_line(text)
+    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) else text
 
 
 def to_csv(table: Table) -> str:
@@ -235,7 +260,8 @@ def to_csv(table: Table) -> str:
                 continue
             error = "" if math.isnan(value.standard_error) else repr(value.standard_error)
             numbers = [repr(value.mean), error, value.seeds]
-            writer.writerow([table.title, row.label, row.source, column.label, *numbers])
+            names = [_csv(table.title), _csv(row.label), row.source, column.label]
+            writer.writerow([*names, *numbers])
     return buffer.getvalue()
 
 
@@ -255,9 +281,12 @@ def tables_of(study: Study, ending: str) -> str:
     """All tables of a study as one text, for a file with one of the endings of `FORMATS`."""
     texts = []
     for section in study.sections:
-        heading = {".md": f"## {section.title}\n\n", ".tex": f"% {section.title}\n"}.get(ending, "")
+        headings = {".md": f"## {_markdown(section.title)}\n\n"}
+        headings[".tex"] = f"% {_one_line(section.title)}\n"
         tables = [table for table in (main_table(section), further_table(section)) if table.columns]
-        texts.append(heading + "\n".join(FORMATS[ending](table) for table in tables))
+        texts.append(
+            headings.get(ending, "") + "\n".join(FORMATS[ending](table) for table in tables)
+        )
     if ending == ".csv":  # one header for all
         lines = [line for text in texts for line in text.splitlines(keepends=True) if line.strip()]
         return "".join([*lines[:1], *(line for line in lines if line != lines[0])])
