@@ -371,7 +371,7 @@ class TestCost:
         model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2), "c": nn.GRU(2, 2)})
         model.forward = lambda x: model["a"](x)
         plan = LPR(model).cost(torch.randn(2, 2))
-        assert plan.untreated.keys() == {"b", "c"}
+        assert {name.split(".")[0] for name in plan.untreated} == {"b", "c"}
 
     def test_no_gram_is_built(self, monkeypatch):
         def refuse(*_args, **_kwargs):

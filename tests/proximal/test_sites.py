@@ -157,6 +157,8 @@ def test_a_bias_shared_by_different_weights_is_left_alone_and_named():
 
 
 def test_parameters_that_no_known_layer_reads_are_named():
+    recurrent = [n for n, _ in nn.LSTM(3, 4).named_parameters()]
+
     class Odd(nn.Module):
         def __init__(self):
             super().__init__()
@@ -170,21 +172,34 @@ def test_parameters_that_no_known_layer_reads_are_named():
             return self.out(self.frozen(self.recurrent(x)[0] + self.token))
 
     lpr = LPR(Odd())
-    assert lpr.untreated == {
-        "": "Odd is not known; teach it with register_layer().",
-        "recurrent": "LSTM is not known; teach it with register_layer().",
-    }
+    assert lpr.untreated["token"] == "Odd is not known; teach it with register_layer()."
+    assert lpr.untreated.keys() == {"token", *(f"recurrent.{n}" for n in recurrent)}
     lpr.refresh(torch.randn(2, 5, 3))
     assert lpr.layers.keys() == {"out"}
-    assert lpr.untreated.keys() == {"", "recurrent"}
+    assert lpr.untreated["recurrent.bias_ih_l0"].startswith("LSTM is not known")
 
 
-def test_a_parametrised_weight_is_named_and_its_bias_treated():
-    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)))
+@pytest.mark.parametrize(
+    ("normed", "computing"),
+    [
+        (
+            lambda layer: nn.utils.parametrizations.weight_norm(layer),
+            {"0.parametrizations.weight.original0", "0.parametrizations.weight.original1"},
+        ),
+        (
+            lambda layer: nn.utils.parametrizations.spectral_norm(layer),
+            {"0.parametrizations.weight.original"},
+        ),
+    ],
+    ids=["weight-norm", "spectral-norm"],
+)
+def test_a_layer_whose_weight_is_computed_is_left_alone_and_its_parameters_named(normed, computing):
+    model = nn.Sequential(normed(nn.Linear(3, 2)), nn.Linear(2, 2))
     lpr = LPR(model)
     lpr.refresh(torch.randn(4, 3))
-    assert covered(lpr) == {"0.bias"}
-    assert lpr.untreated.keys() == {"0.parametrizations.weight"}
+    assert lpr.layers.keys() == {"1"}
+    assert lpr.untreated.keys() == {"0.bias", *computing}
+    assert all("computed from other parameters" in why for why in lpr.untreated.values())
 
 
 def test_extra_parameters_of_a_derived_layer_are_named():
@@ -192,9 +207,6 @@ def test_extra_parameters_of_a_derived_layer_are_named():
         def __init__(self):
             super().__init__(3, 2)
             self.scale = nn.Parameter(torch.ones(()))
-
-        def forward(self, input):
-            return super().forward(input) * self.scale
 
     lpr = LPR(nn.Sequential(Scaled()))
     assert lpr.untreated == {"0.scale": "no linear map of Scaled reads it."}

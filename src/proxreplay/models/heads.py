@@ -32,6 +32,8 @@ class GrowingHead(nn.Linear):
         super().__init__(in_features, 1)
         self.register_buffer("active", torch.zeros(1, dtype=torch.bool))
 
+    treated_as = nn.Linear  # by gradient rules: outputs that are masked pass no gradient
+
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``[n, out_features]``."""
         return super().forward(x).masked_fill(~self.active, INACTIVE_LOGIT)

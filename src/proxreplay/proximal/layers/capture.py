@@ -14,6 +14,7 @@ from proxreplay.errors import InputError, RefreshError
 from proxreplay.proximal.gram.rows import Rows
 from proxreplay.proximal.layers.registry import RowsFunction, find_layer, rows_by_map
 from proxreplay.proximal.layers.sites import Member, Site
+from proxreplay.proximal.layers.verify import Verifier
 
 # Examples a forward pass. More than MANY gained nothing where it was measured (32 x 32 pixels, two
 # threads); large inputs are taken fewer at a time, for the memory that their activations need.
@@ -47,6 +48,7 @@ def visit(
     *,
     batch_dim: int = 0,
     instead: Mapping[type[nn.Module], RowsFunction] | None = None,
+    verifier: Verifier | None = None,
 ) -> int:
     """Run the model over batches without a trace and hand on the rows of every site.
 
@@ -57,6 +59,7 @@ def visit(
         on_call: receives every call of every site, in the order they happen.
         batch_dim: the dimension of the examples in a batch.
         instead: rows functions to use for these types, in place of the registered ones.
+        verifier: looks at the first call of every layer; calls it does not trust are not handed on.
 
     Returns:
         ``n``, the number of examples.
@@ -68,10 +71,14 @@ def visit(
     number = 0
 
     def hand_on(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        function = _rows_function(module, instead or {})
+        function, registered = _rows_function(module, instead or {})
+        here = at[name]
+        if verifier is not None and registered:
+            call_of = (module, args, kwargs)
+            here = [two for two in here if verifier.trusts(model, *two, function, call_of)]
         with full_precision():
             rows = rows_by_map(function(module, *args, **kwargs))
-            for site, member in at[name]:
+            for site, member in here:
                 if member.map not in rows:
                     raise RefreshError(
                         f"{site}: its rows function returned {sorted(rows)} without '{member.map}'."
@@ -79,6 +86,8 @@ def visit(
                 if rows[member.map].shape[1] > 0:  # an expert may be given nothing to do
                     on_call(Call(site, member, rows[member.map], number))
 
+    if verifier is not None:
+        verifier.wrong = {}
     samples = 0
     modules = {name: model.get_submodule(name) for name in at}
     with untouched(model), watching(modules, hand_on):
@@ -208,14 +217,15 @@ def count_samples(batch: Any, batch_dim: int = 0) -> int:
 
 def _rows_function(
     module: nn.Module, instead: Mapping[type[nn.Module], RowsFunction]
-) -> RowsFunction:
+) -> tuple[RowsFunction, bool]:
+    """The rows function of a module, and whether it is the registered one."""
     for ancestor in type(module).__mro__:
         if ancestor in instead:
-            return instead[ancestor]
+            return instead[ancestor], False
     layer = find_layer(module)
     if layer is None:
         raise RefreshError(f"{type(module).__name__} is not known; teach it with register_layer().")
-    return layer.rows
+    return layer.rows, True
 
 
 def _copied(tensor: Tensor | None) -> tuple[int, Tensor] | None:

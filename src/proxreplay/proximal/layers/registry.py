@@ -110,13 +110,14 @@ class Layer:
     maps: MapsFunction
 
 
+FORWARD = {"forward", "_conv_forward", "_apply_instance_norm"}  # what rows functions stand for
 _LAYERS: dict[type[nn.Module], Layer] = {}
 
 
 def register_layer(
     *types: type[nn.Module], maps: LinearMap | MapsFunction | None = None
 ) -> Callable[[_Function], _Function]:
-    """Teach the gradient rules a layer type; types derived from it are treated alike.
+    """Teach the gradient rules a layer type, and those derived from it that share its ``forward``.
 
     The decorated function takes the module and the arguments of its call, under the names that
     ``forward`` gives them, and returns ``Z`` as ``[groups, rows, d]``, so that
@@ -144,6 +145,20 @@ def find_layer(module: nn.Module) -> Layer | None:
         if ancestor in _LAYERS:
             return _LAYERS[ancestor]
     return None
+
+
+def overriding(module: nn.Module) -> str | None:
+    """Which registered type's ``forward`` the module's own replaces, if it does.
+
+    Its rows may then be others. A class that knows better says ``treated_as = nn.Linear``.
+    """
+    for ancestor in type(module).__mro__:
+        if ancestor in _LAYERS or "treated_as" in vars(ancestor):
+            return None
+        if not FORWARD.isdisjoint(vars(ancestor)):
+            break
+    found = (ancestor for ancestor in type(module).__mro__ if ancestor in _LAYERS)
+    return next((ancestor.__name__ for ancestor in found), None)
 
 
 def rows_by_map(result: RowsResult) -> dict[str, Rows]:

@@ -9,12 +9,12 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from proxreplay.errors import InputError
 from proxreplay.proximal.layers import torch_layers as _torch_layers  # noqa: F401  (fills the registry)
-from proxreplay.proximal.layers.registry import Part, RowsFunction, find_layer
+from proxreplay.proximal.layers.registry import Part, RowsFunction, find_layer, overriding
 from proxreplay.proximal.layers.selection import Selector, join, selected
 
 
@@ -202,9 +202,24 @@ def _walk(
     spoken_for: set[str] = set()  # parameters, some in submodules that are never called themselves
     for name, module in model.named_modules():
         kind = type(module).__name__
-        layer = find_layer(module)
+        layer, why = find_layer(module), f"{kind} is not known; teach it with register_layer()."
+        base = overriding(module)
+        if base is not None:
+            layer = None
+            why = (
+                f"{kind} has a forward of its own, so the rows of {base} may not be its rows; "
+                f"teach it with register_layer({kind})."
+            )
+        maps = {} if layer is None else layer.maps(module)
+        if any(_computed(module, linear_map.weight) for linear_map in maps.values()):
+            maps = {}
+            why = f"a weight of {kind} is computed from other parameters; it cannot be treated."
+            inner = getattr(module, "parametrizations", nn.Module()).named_parameters()
+            computing = {join(name, "parametrizations", key) for key, _ in inner}
+            untreated |= dict.fromkeys(sorted(computing), why)
+            spoken_for |= computing
         here: set[str] = set()
-        for map_name, linear_map in ({} if layer is None else layer.maps(module)).items():
+        for map_name, linear_map in maps.items():
             weight = _column(name, module, linear_map.weight)
             bias = _column(name, module, linear_map.bias)
             names = {column.name for column in (weight, bias) if column is not None}
@@ -220,13 +235,22 @@ def _walk(
             else:
                 found.append(one)
         spoken_for |= here
-        own = {key for key, p in module.named_parameters(recurse=False) if p.requires_grad}
-        left = {key for key in own if join(name, key) not in spoken_for}
-        if left and left == own:
-            untreated[name] = f"{kind} is not known; teach it with register_layer()."
-        else:
-            untreated |= {join(name, key): f"no linear map of {kind} reads it." for key in left}
+        if here:
+            why = f"no linear map of {kind} reads it."
+        for key, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad and join(name, key) not in spoken_for:
+                untreated[join(name, key)] = why
     return found, untreated
+
+
+def _computed(module: nn.Module, part: Part | None) -> bool:
+    """Whether a tensor is there in place of a parameter, as ``weight_norm`` has it."""
+    if part is None:
+        return False
+    value: object = module
+    for name in part.parameter.split("."):
+        value = getattr(value, name, None)
+    return isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
 
 
 def _column(name: str, module: nn.Module, part: Part | None) -> Column | None:

@@ -70,7 +70,7 @@ def transposed_convolution_rows(
     return PatchRows(padded, layer.kernel_size, (1,) * dims, layer.dilation, layer.groups)
 
 
-@register_layer(_BatchNorm)
+@register_layer(_BatchNorm, nn.SyncBatchNorm)
 def batchnorm_rows(layer: _BatchNorm, input: Tensor) -> Rows:
     """``z = (x - mean) / sqrt(var + eps)``, one group for every channel.
 

@@ -92,7 +92,7 @@ class GramRule(LayerwiseRule):
         if survey.sites:
             batches = as_batches(inputs, self.batch_size, batch_dim)
             statistics, left_out = self._source.collect(
-                unwrap(self.model), survey.sites, batches, batch_dim
+                unwrap(self.model), survey.sites, batches, batch_dim, self._verifier
             )
         self._rebuild(survey, statistics, left_out, of)
 

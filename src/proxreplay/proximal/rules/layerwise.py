@@ -19,6 +19,7 @@ from proxreplay.proximal.layers.sites import (
     find_sites,
     unwrap,
 )
+from proxreplay.proximal.layers.verify import Verifier
 from proxreplay.proximal.rules.base import GradientRule, check_counts
 from proxreplay.proximal.rules.gradients import (
     Product,
@@ -136,6 +137,7 @@ class LayerwiseRule(GradientRule):
         check_selectors(unwrap(model), include or (), f"{rule}(include=...)")
         check_selectors(unwrap(model), exclude, f"{rule}(exclude=...)")
         self._leave = leave
+        self._verifier = Verifier()
         self._treatments: dict[str, Treatment] = {}
         self._untreated: dict[str, str] = {}
         self._columns: list[Column] = []  # of all sites, one after the other

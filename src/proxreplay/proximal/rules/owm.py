@@ -99,7 +99,9 @@ class OWM(LayerwiseRule):
         survey = self._survey()
         found = _MeanRows(len(incoming), self.max_dim)
         if survey.sites:
-            visit(unwrap(self.model), survey.sites, [incoming.inputs], found.add)
+            inputs, verifier = [incoming.inputs], self._verifier
+            visit(unwrap(self.model), survey.sites, inputs, found.add, verifier=verifier)
+            found.skipped |= verifier.wrong
         found.check_finite()
         treatments = {n: one for n, one in self._treatments.items() if n in survey.sites}
         for name, R in found.joined().items():

@@ -17,6 +17,7 @@ from proxreplay.proximal.gram.sums import GramSum, gram_with_bias
 from proxreplay.proximal.layers.capture import Call, visit
 from proxreplay.proximal.layers.registry import RowsFunction
 from proxreplay.proximal.layers.sites import Site
+from proxreplay.proximal.layers.verify import Verifier
 from proxreplay.proximal.statistics.sketch import Sketch, dense_pieces
 from proxreplay.proximal.statistics.statistic import Statistic
 
@@ -183,7 +184,12 @@ class Source:
     instead: Mapping[type[nn.Module], RowsFunction] = field(default_factory=dict)
 
     def collect(
-        self, model: nn.Module, sites: Mapping[str, Site], batches: Iterable[Any], batch_dim: int
+        self,
+        model: nn.Module,
+        sites: Mapping[str, Site],
+        batches: Iterable[Any],
+        batch_dim: int,
+        verifier: Verifier | None = None,
     ) -> tuple[dict[str, Statistic | Sketch], dict[str, str]]:
         """The statistic of every site over some batches, and why a site has none.
 
@@ -192,18 +198,28 @@ class Source:
             sites: from `find_sites`.
             batches: anything the model can be called with.
             batch_dim: the dimension of the examples in a batch.
+            verifier: looks at the first call of every layer.
         """
         collector = GramCollector(self.max_dim, sketch=self.sketch)
         with reusing():
             samples = visit(
-                model, sites, batches, collector.add, batch_dim=batch_dim, instead=self.instead
+                model,
+                sites,
+                batches,
+                collector.add,
+                batch_dim=batch_dim,
+                instead=self.instead,
+                verifier=verifier,
             )
         statistics = collector.finish(samples)
         silent = sites.keys() - statistics.keys() - collector.skipped.keys()
         missing = dict.fromkeys(
             sorted(silent), "not called in the forward pass of the last refresh."
         )
-        return statistics, collector.skipped | missing
+        wrong = {} if verifier is None else verifier.wrong
+        for name in wrong:
+            statistics.pop(name, None)
+        return statistics, collector.skipped | missing | wrong
 
 
 def _does_not_add_up(call: Call) -> RefreshError:
