@@ -62,3 +62,36 @@ def test_pillow_s_own_limit_is_an_error_too():
     png[16:24] = (60000).to_bytes(4, "big") * 2
     with pytest.raises(DataError, match=r"bomb\.png"):
         decode(bytes(png), 8, "bomb.png")
+
+
+@pytest.mark.parametrize("fmt", ["PNG", "TIFF", "PPM"])
+def test_sixteen_bit_grey_keeps_its_upper_half(fmt):
+    deep = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    buffer = io.BytesIO()
+    Image.fromarray(deep).save(buffer, fmt)
+    seen = decode(buffer.getvalue(), 8, "x")
+    assert np.abs(seen.astype(int) - deep // 256).max() <= 1
+    assert np.array_equal(seen[0], seen[2])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_pixels_without_a_known_range_are_refused(dtype):
+    buffer = io.BytesIO()
+    Image.fromarray(np.ones((8, 8), dtype)).save(buffer, "TIFF")
+    with pytest.raises(DataError, match=r"x\.tif: pixels of type '[FI]' have no known range"):
+        decode(buffer.getvalue(), 8, "x.tif")
+
+
+@pytest.mark.parametrize("size", [(200_000, 1), (1, 200_000)], ids=str)
+def test_an_image_that_would_grow_beyond_measure_is_refused_first(size, monkeypatch):
+    buffer = io.BytesIO()
+    Image.new("L", size).save(buffer, "PNG")
+    monkeypatch.setattr(Image.Image, "resize", lambda *args: pytest.fail("resized"))
+    with pytest.raises(DataError, match=r"line\.png: .* is too narrow"):
+        decode(buffer.getvalue(), 64, "line.png")
+
+
+def test_no_message_shows_an_object_s_address():
+    with pytest.raises(DataError) as caught:
+        decode(b"no image at all", 8, "cat.jpg")
+    assert "0x" not in str(caught.value)

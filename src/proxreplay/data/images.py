@@ -1,10 +1,13 @@
 """Image files to uint8 arrays of one size, block by block and on a few threads."""
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from io import BytesIO
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +24,9 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 MAX_FILE_BYTES = 64 * 2**20
 MAX_PIXELS = 64 * 10**6
+LARGE_PIXELS = 4 * 10**6
+MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV")
+_LARGE = Lock()
 IMAGES_PER_BLOCK = 256
 
 
@@ -70,29 +76,53 @@ def decode(data: bytes, size: int, what: str) -> npt.NDArray[np.uint8]:
     from PIL import Image
 
     image = open_image(data, what)
-    try:
-        rgb = image.convert("RGB")
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{what}: the image is damaged ({error}); replace or remove it.") from error
-    width, height = rgb.size
-    if (width, height) != (size, size):
-        short = min(width, height)
-        width, height = int(size * width / short), int(size * height / short)
-        rgb = rgb.resize((width, height), Image.Resampling.BILINEAR)
-        left, top = round((width - size) / 2), round((height - size) / 2)
-        rgb = rgb.crop((left, top, left + size, top + size))
+    width, height = image.size
+    scale = size / min(width, height)
+    if scale * width * scale * height > MAX_PIXELS:
+        raise DataError(f"{what}: {width}x{height} is too narrow; crop or remove it.")
+    # Threads decode side by side, but large images one at a time, so that memory stays bounded.
+    with _LARGE if width * height > LARGE_PIXELS else nullcontext():
+        rgb = _rgb(image, what)
+        if (width, height) != (size, size):
+            short = min(width, height)
+            width, height = int(size * width / short), int(size * height / short)
+            rgb = rgb.resize((width, height), Image.Resampling.BILINEAR)
+            left, top = round((width - size) / 2), round((height - size) / 2)
+            rgb = rgb.crop((left, top, left + size, top + size))
     return np.ascontiguousarray(np.asarray(rgb).transpose(2, 0, 1))
+
+
+def _rgb(image: "Image", what: str) -> "Image":
+    """Eight bits per colour: 16-bit grey values lose their lower half; other depths are refused."""
+    from PIL import Image
+
+    # 16-bit grey PNG and PPM are "I;16" or "I", depending on the version of Pillow
+    deep = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
+    if not deep and image.mode not in MODES:
+        raise DataError(
+            f"{what}: pixels of type '{image.mode}' have no known range; save it with 8 or 16 bits."
+        )
+    try:
+        if deep:
+            return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+        return image.convert("RGB")
+    except Exception as error:  # decoders raise all kinds of errors on damaged files
+        raise DataError(f"{what}: the image is damaged ({error}); replace or remove it.") from error
 
 
 def open_image(data: bytes, what: str) -> "Image":
     """Read an image's header, and refuse what is no image or would fill the memory."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
-        image: Any = Image.open(BytesIO(data), formats=FORMATS)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of too many pixels, which are refused below
+            image: Any = Image.open(BytesIO(data), formats=FORMATS)
+    except Exception as error:  # decoders raise all kinds of errors on damaged files
+        known = isinstance(error, UnidentifiedImageError)  # names the buffer, not the file
         raise DataError(
-            f"{what}: not an image in one of {', '.join(FORMATS)} ({error}); replace or remove it."
+            f"{what}: not an image in one of {', '.join(FORMATS)}{'' if known else f' ({error})'}; "
+            "replace or remove it."
         ) from error
     width, height = image.size
     if width * height > MAX_PIXELS:
