@@ -82,7 +82,8 @@ def test_class_incremental_against_brute_force(per_class, classes, tasks, seed, 
         of_task = order[first : first + size]
         members = {r for r in range(len(data.train)) if data.train.labels[r].item() in of_task}
         assert set(arrivals(task)) | set(rows(task.validation)) == members
-        assert len(task.validation) == int(fraction * len(members))
+        least = 1 if fraction and len(members) > 1 else 0
+        assert len(task.validation) == max(least, int(fraction * len(members)))
         for part, original in ((task.train[:], data.train), (task.validation, data.train)):
             for row, label in zip(rows(part), part.labels.tolist(), strict=True):
                 assert order[label] == original.labels[row]

@@ -150,7 +150,10 @@ def _tasks(
             held_out = Subset(dataset.validation, _where(validation == t))
         else:
             rows = rows[torch.randperm(len(rows), generator=rng)]
-            kept = len(rows) - int(validation_fraction * len(rows))
+            aside = int(validation_fraction * len(rows))
+            if validation_fraction > 0 and len(rows) > 1:
+                aside = max(1, aside)  # without any, the learner could not be judged
+            kept = len(rows) - aside
             held_out, rows = Subset(dataset.train, rows[kept:]), rows[:kept]
         tested = Subset(dataset.test, _where(test == t))
         tasks.append(Task(name, Subset(dataset.train, rows), held_out, tested))

@@ -45,11 +45,13 @@ class StreamSettings:
     first: int | None = None  # only so many tasks arrive; None for all
     limit: int | None = None  # examples of each task that arrive; None for all
     image_size: int | None = None  # custom: side of the stored images
-    augment: bool = True  # custom: random crops and mirroring
+    augment: bool | str | None = None  # custom: crop; true for crop and mirror; None by the data
 
     def __post_init__(self) -> None:
         one_of(("class", "domain", "blurry", "iid", None), **{"stream.scenario": self.scenario})
         one_of(("buffer_only", "train", "drop"), **{"stream.short_last": self.short_last})
+        if isinstance(self.augment, str):
+            one_of(("crop",), **{"stream.augment": self.augment})
         at_least(1, **{"stream.tasks": self.tasks, "stream.image_size": self.image_size})
         at_least(1, **{"stream.limit": self.limit, "stream.first": self.first})
         at_least(0, **{"stream.disjoint": self.disjoint, "stream.blur": self.blur})
@@ -154,6 +156,8 @@ def renamed(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if name in result:
             raise InputError(f"'{key}' is given twice, once as '{name}'; give only '{name}'.")
         result[name] = value
+    if result.get("benchmark", "custom") != "custom" and result.get("stream.augment") is True:
+        del result["stream.augment"]  # the earlier default, which only 'custom' looks at
     return result, remarks
 
 

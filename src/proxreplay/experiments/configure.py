@@ -76,7 +76,7 @@ def declared(config: RunConfig) -> Benchmark:
                 f"stream.data={chosen.data} goes with the benchmark '{CUSTOM}', not with "
                 f"'{config.benchmark}'."
             )
-        if chosen.image_size is not None or not chosen.augment:
+        if chosen.image_size is not None or chosen.augment is not None:
             raise InputError(
                 f"stream.image_size and stream.augment go with the benchmark '{CUSTOM}'; "
                 f"'{config.benchmark}' fixes both."

@@ -1,11 +1,12 @@
-"""A benchmark from anybody's own data: what is not said is read off the data."""
+"""A benchmark from data of your own; settings that are not given are chosen by the data."""
 
+import logging
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from proxreplay.data import Dataset, Transform
+from proxreplay.data import Dataset, Examples, Transform
 from proxreplay.data.arrays import from_npz
 from proxreplay.data.scenarios import ClassIncremental, DomainIncremental, Scenario
 from proxreplay.data.trees import image_tree
@@ -15,6 +16,7 @@ from proxreplay.models import load_network, mlp, slim_resnet18, small_cnn
 
 SMALLEST_FOR_RESNET = 25
 SAMPLES_FOR_STATISTICS = 1000
+log = logging.getLogger(__name__)
 
 
 def custom(
@@ -24,7 +26,7 @@ def custom(
     scenario: Scenario | None = None,
     network: str | None = None,
     image_size: int | None = None,
-    augment: bool = True,
+    augment: bool | str | None = None,
     steps_per_batch: int = CUSTOM_DEFAULTS.steps_per_batch,
     capacity: int = CUSTOM_DEFAULTS.capacity,
 ) -> Benchmark:
@@ -32,28 +34,59 @@ def custom(
 
     Args:
         data: see `image_tree` and `from_npz`.
-        tasks: class-incremental tasks; None for one task a domain.
+        tasks: class-incremental tasks; None for one task per domain.
         scenario: anything else, instead of ``tasks``.
         network: import path of a network, see `load_network`; None for `slim_resnet18` on images
             of 25 pixels and more, `small_cnn` on smaller ones, and `mlp` on everything else.
         image_size: side of the stored images; None to keep a common size.
-        augment: crop (with a padding of an eighth) and mirror images at random.
+        augment: ``"crop"`` crops images at random (with a padding of an eighth), True also mirrors
+            them, False does neither. None crops colour images of 25 pixels and more. Mirroring is
+            never chosen: in many pictures (text, traffic signs) orientation matters.
         steps_per_batch: SGD steps per stream batch, S in the paper.
         capacity: of the memory.
     """
     path = Path(data)
     dataset = from_npz(path) if path.suffix == ".npz" else image_tree(path, image_size=image_size)
+    _check_classes(dataset)
+    transform = fitting_transform(dataset.train, augment)
+    if augment is None:
+        crops = f"crops of {transform.crop_padding} pixels" if transform.crop_padding else "none"
+        log.warning(
+            "%s: random augmentation: %s, no mirroring (stream.augment=true|crop|false changes it)",
+            dataset.name,
+            crops,
+        )
     return Benchmark(
         name=CUSTOM,
         data=str(path),
         loader=lambda data_root: dataset,
         scenario=scenario or _default_scenario(dataset, tasks),
         builder=lambda num_classes: _network(network, dataset, num_classes),
-        transform=fitting_transform(dataset.train.inputs, augment=augment),
+        transform=transform,
         steps_per_batch=steps_per_batch,
         capacity=capacity,
         settings=CUSTOM_DEFAULTS.settings,
     )
+
+
+def _check_classes(dataset: Dataset) -> None:
+    """Every class and domain needs examples to learn from, and others to be judged on."""
+    splits = {"training": dataset.train, "validation": dataset.validation, "test": dataset.test}
+    for split, examples in splits.items():
+        if examples is None:
+            continue
+        least = 2 if split == "training" and dataset.validation is None else 1
+        ids = [("class", examples.labels, dataset.classes)]
+        if examples.domains is not None:
+            ids.append(("domain", examples.domains, dataset.domains))
+        for kind, of, names in ids:
+            counts = torch.bincount(of, minlength=len(names)).tolist()
+            for name, count in zip(names, counts, strict=True):
+                if count < least:
+                    raise InputError(
+                        f"{dataset.name}: {kind} '{name}' has {count} {split} examples; give it at "
+                        "least 5 examples in all, or a test split with some of each, or remove it."
+                    )
 
 
 def _default_scenario(dataset: Dataset, tasks: int | None) -> Scenario:
@@ -79,25 +112,34 @@ def _network(spec: str | None, dataset: Dataset, num_classes: int | None) -> nn.
     return small_cnn(shape[0], num_classes)
 
 
-def fitting_transform(inputs: Tensor, *, augment: bool) -> Transform:
+def fitting_transform(examples: Examples, augment: bool | str | None = None) -> Transform:
     """Normalisation to mean 0 and standard deviation 1, measured on up to 1,000 examples.
 
     Args:
-        inputs: ``[n, channels, height, width]`` or anything else ``[n, ...]``.
-        augment: crop and mirror images at random.
+        examples: inputs ``[n, channels, height, width]`` or anything else ``[n, ...]``.
+        augment: as for `custom`.
     """
-    rows = torch.linspace(0, len(inputs) - 1, min(len(inputs), SAMPLES_FOR_STATISTICS)).long()
+    rows = torch.linspace(0, len(examples) - 1, min(len(examples), SAMPLES_FOR_STATISTICS)).long()
+    inputs = examples[rows].inputs
     scale = 255.0 if inputs.dtype == torch.uint8 else 1.0
-    some = inputs[rows].double() / scale
+    some = inputs.double() / scale
     if inputs.ndim != 4:
         return Transform(scale, (float(some.mean()),), (_positive(some.std()),))
+    if augment is None:
+        augment = (
+            "crop" if min(inputs.shape[2:]) >= SMALLEST_FOR_RESNET and _colour(inputs) else False
+        )
     return Transform(
         scale,
         mean=[float(m) for m in some.mean(dim=(0, 2, 3))],
         std=[_positive(s) for s in some.std(dim=(0, 2, 3))],
         crop_padding=inputs.shape[2] // 8 if augment else 0,
-        flip=augment,
+        flip=augment is True,
     )
+
+
+def _colour(images: Tensor) -> bool:
+    return images.shape[1] == 3 and not bool((images == images[:, :1]).all())
 
 
 def _positive(std: Tensor) -> float:
