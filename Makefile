@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TOOLS := $(VENV)/.ready-dev
 OUT ?= runs/demo
 
 .DEFAULT_GOAL := help
@@ -18,7 +19,7 @@ test: export OMP_NUM_THREADS = 1  # the tests run in as many processes as there 
 test: lint  ## lint, type-check, import contract and all tests
 	$(BIN)/python -m pytest -n auto
 
-lint: $(READY)  ## ruff, mypy (strict) and the import contract
+lint: $(TOOLS)  ## ruff, mypy (strict) and the import contract
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -31,9 +32,15 @@ clean:  ## remove the environment and what the tools left behind
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# What users need; `make demo` installs nothing else.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "proxreplay needs Python 3.11 or newer; name one with: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt "torch==2.13.0"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+# Linters, test tools and trackers beside it.
+$(TOOLS): $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@

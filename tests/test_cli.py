@@ -1,5 +1,6 @@
 """The command line as a person meets it: what it prints, and the exit code."""
 
+import io
 import os
 import signal
 import subprocess
@@ -8,16 +9,23 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
+from rich.console import Console
 from typer.testing import CliRunner
 
 from proxreplay import __version__
-from proxreplay.cli import app
-from proxreplay.cli.runs import parse_grid, parse_seeds, parse_sets
+from proxreplay.cli import app, main
+from proxreplay.cli.display import StudyDisplay
+from proxreplay.cli.options import parse_grid, parse_seeds, parse_sets
 from proxreplay.errors import InputError
+from proxreplay.experiments.config import described, keys
+from proxreplay.experiments.configure import configure
+from proxreplay.experiments.engines import Job
+from proxreplay.experiments.run import Progress
 from tests.report.synthetic import write_run
 
 COMMANDS = ("demo", "plan", "run", "resume", "compare", "sweep", "reproduce")
-COMMANDS += ("benchmarks", "methods", "report", "figure", "data fetch", "data check")
+COMMANDS += ("benchmarks", "methods", "settings", "report", "figure", "data fetch", "data check")
 
 
 def call(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -56,19 +64,48 @@ def test_version() -> None:
         (["report", ".", "--out", "t.tabel"], "give one of .html, .md, .tex, .csv"),
         (["compare", "split-digits", "--methods", "er", "--seeds", "4-x"], "--seeds 4-x"),
         (["sweep", "split-digits", "--grid", "lr"], "--grid lr"),
+        (["sweep", "split-digits", "--grid", "lr=0.1,0.1"], "--grid lr=0.1,0.1: give each"),
+        (["compare", "split-digits", "--methods", "er,er"], "--methods er,er: give each method"),
+        (["compare", "split-digits", "--methods", "er", "--seeds", "1,1"], "give each seed once"),
+        (["compare", "split-digits", "--methods", "er", "--seeds", "0-99999999"], "10,000 seeds"),
+        (["run", "split-digits", "--threads", "100000"], "threads=100000; give at most 1024"),
+        (["run", "split-digits", "--set", "lpr.beta=300"], "lpr.beta=300.0; give at most 10"),
+        (["run", "split-digits", "--set", "lpr.omega_0=1e300"], "lpr.omega_0=1e+300; give at most"),
+        (["run", "split-digits", "--set", "lr=[1"], "cannot be read as a YAML value"),
+        (["run", "split-digits", "--set", "lr=1", "--set", "lr=2"], "lr is given twice"),
+        (
+            ["run", "split-digits", "--method", "er", "--set", "lpr.omega_0=3"],
+            "lpr.omega_0 has no effect on er; leave it out",
+        ),
+        (["run", "split-digits", "--set", "stream.blur=0.3"], "stream.blur has no effect"),
+        (["run", "split-digits", "--set", "device=cuda:7"], "device=cuda:7: not usable here"),
+        (["run", "split-digits", "--set", "network=resnet50"], "give one of mlp, small_cnn"),
+        (["run", "split-digits", "--config", "/dev/zero"], "/dev/zero: not a file"),
+        (["run", "split-digits", "--out", "/dev/null"], "/dev/null is not a folder"),
+        (["run", "split-digts", "--out", "x/[/x]"], "unknown benchmark"),
         (["reproduce", "table9"], "unknown table or figure 'table9'"),
         (["figure", "pie", "."], "unknown figure 'pie'; there are accuracy"),
         (["data", "fetch", "imagenet"], "data set 'imagenet' is not known"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_users_mistake_is_one_line_and_exit_code_2(
-    words: list[str], message: str, tmp_path: Path
+def test_a_users_mistake_is_one_line_and_nothing_is_left(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    outcome = call(*words, cwd=tmp_path)
-    assert outcome.returncode in (1, 2)
-    assert message in outcome.stderr
-    assert "Traceback" not in outcome.stderr + outcome.stdout
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PROXREPLAY_DATA", "")
+    monkeypatch.setattr(sys, "argv", ["proxreplay", *words])
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit) as left:
+        main()
+    signal.signal(signal.SIGINT, before)
+    assert left.value.code in (1, 2)
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
@@ -124,6 +161,109 @@ def test_a_failing_run_is_told_and_the_exit_code_says_so(tmp_path: Path) -> None
     assert "1 of 3 runs failed" in outcome.stderr
     assert "not empty and holds no run" in outcome.stderr
     assert (tmp_path / "s" / "runs" / "er-seed2" / "result.json").exists()
+
+
+@pytest.mark.parametrize("words", ["--help", "run --help", "methods", "benchmarks", "settings er"])
+def test_what_only_tells_needs_no_torch(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = f"""import sys, atexit
+atexit.register(lambda: print("torch" in sys.modules, file=sys.stderr))
+sys.argv = ["proxreplay", *{words.split()!r}]
+from proxreplay.cli import main
+main()"""
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert answer.stderr.strip() == "False"
+    assert len(answer.stdout) > 200
+
+
+@pytest.mark.parametrize("command", ["benchmarks", "methods", "settings"])
+def test_lists_cut_no_words_at_80_columns(command: str) -> None:
+    outcome = CliRunner().invoke(app, [command], env={"COLUMNS": "80", "PROXREPLAY_DATA": ""})
+    assert outcome.exit_code == 0
+    assert "\u2026" not in outcome.output
+    assert max(map(len, outcome.output.partition("To get")[0].splitlines())) <= 80
+
+
+def test_the_keys_of_set_are_listed_where_they_have_an_effect() -> None:
+    every, er = (CliRunner().invoke(app, ["settings", *m]).output for m in ([], ["er"]))
+    assert "lpr.omega_0" in every
+    assert "lpr.omega_0" not in er
+    assert "capacity" in er
+    assert not [key for key in keys() if not described()[key]]
+
+
+EVIL = """
+from pathlib import Path
+Path(__file__).with_name("executed").touch()
+from proxreplay.models import mlp
+def net(num_classes): return mlp(64, num_classes)
+"""
+
+
+def test_code_that_only_a_file_names_is_not_executed(tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text(EVIL)
+    config = configure("split-digits", "er", {"network": "evil.py:net", "stream.limit": 20})
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
+    for words in (
+        ["resume", "theirs"],
+        ["run", "--config", "theirs/config.yaml"],
+        ["plan", "split-digits", "--config", "theirs/config.yaml", "--method", "er"],
+    ):
+        outcome = call(*words, cwd=tmp_path)
+        assert outcome.returncode == 2
+        assert "would be executed: network=evil.py:net" in outcome.stderr
+        assert not (tmp_path / "executed").exists()
+    assert call("resume", "theirs", "--trust", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "executed").exists()
+
+
+def test_resume_names_folders_it_cannot_read(tmp_path: Path) -> None:
+    write_run(tmp_path / "good")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "config.yaml").write_text("{")
+    outcome = CliRunner().invoke(app, ["resume", str(tmp_path)])
+    assert outcome.exit_code == 1
+    assert f"{tmp_path / 'bad'}: " in outcome.stderr.replace("\n", "")
+    assert "1 of 2 run folders cannot be read" in outcome.stderr
+
+
+def test_names_are_neither_markup_nor_escape_codes(tmp_path: Path) -> None:
+    name = "x\x1b[31m[/x]"
+    outcome = call("run", "split-digits", "--set", "stream.limit=20", "--out", name, cwd=tmp_path)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "\x1b" not in outcome.stdout + outcome.stderr
+    assert r"x\x1b[31m[/x]" in outcome.stdout
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    (tmp_path / "file").touch()
+    outcome = call("figure", "accuracy", "run", "--out", "file", cwd=tmp_path)
+    assert outcome.returncode == 2
+    assert "file" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+
+
+def test_where_there_is_no_terminal_a_line_comes_now_and_then() -> None:
+    seconds = iter([0.0, 10.0, 31.0, 40.0, 75.0])
+    console = Console(file=io.StringIO(), width=200)
+    job = Job(configure("split-digits", "er"), Path("runs/[er]"))
+    with StudyDisplay(console, 1, clock=lambda: next(seconds)) as display:
+        for position in range(1, 6):
+            display.on_progress(job, Progress(position, 9, 0, 5, 0.5))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.split("  ")[0] for line in lines] == [f"runs/[er]: batch {n}/9" for n in (1, 3, 5)]
+
+
+def test_earlier_names_of_settings_work_with_a_word(tmp_path: Path) -> None:
+    words = ["plan", "split-digits", "--method", "er", "--set", "memory=30"]
+    outcome = CliRunner().invoke(app, words)
+    assert outcome.exit_code == 0
+    assert "memory 30" in outcome.stdout
+    assert "'memory' is now called 'capacity'" in outcome.stderr
 
 
 def test_nothing_heavy_is_imported_before_it_is_used() -> None:

@@ -3,6 +3,7 @@
 Frozen dataclasses that check themselves. They import no torch, so that commands which only list or
 check something answer at once. A Python class takes its defaults from here
 (``omega_0: float = LPROptions.omega_0``), and a `RunConfig` holds these dataclasses as they are.
+``proxreplay settings`` prints what stands under Args.
 """
 
 import dataclasses
@@ -33,6 +34,20 @@ def _is(kind: type, value: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
+def at_most(upper: float, **values: float | None) -> None:
+    """Refuse values above ``upper``; None passes."""
+    for name, value in values.items():
+        if value is not None and value > upper:
+            raise InputError(f"{name}={value}; give at most {upper:g}.")
+
+
+def below(upper: float, **values: float) -> None:
+    """Refuse values that are not at least 0 and less than ``upper``."""
+    for name, value in values.items():
+        if not 0 <= value < upper:
+            raise InputError(f"{name}={value}; give at least 0 and less than {upper:g}.")
+
+
 def one_of(options: tuple[str | None, ...], **values: str | None) -> None:
     """Refuse values that are not among the options."""
     for name, value in values.items():
@@ -43,35 +58,50 @@ def one_of(options: tuple[str | None, ...], **values: str | None) -> None:
 
 @dataclass(frozen=True)
 class LPROptions:
-    """Layerwise Proximal Replay."""
+    """Layerwise Proximal Replay.
+
+    Args:
+        omega_0: strength.
+        beta: how fast the strength falls with the number of rows per example.
+        tolerance: largest error of the shrinkage in wide layers; 0 is exact (docs/speed.md).
+        rolling: decay of the moving average over refreshes; 0 uses only the newest examples.
+        reference: authors for BatchNorm's statistic as in the released code, else paper.
+    """
 
     omega_0: float = 1.0
     beta: float = 1.0
-    tolerance: float = 0.05  # on Lambda in wide layers (docs/speed.md); 0 is exact
-    rolling: float = 0.0  # how much of earlier statistics stays at a refresh; 0 is none
-    reference: str = "paper"  # authors: BatchNorm's statistic as in the released code
+    tolerance: float = 0.05
+    rolling: float = 0.0
+    reference: str = "paper"
 
     def __post_init__(self) -> None:
         one_of(("paper", "authors"), **{"lpr.reference": self.reference})
         at_least(0, **{"lpr.omega_0": self.omega_0, "lpr.beta": self.beta})
-        for name, value, limit in (
-            ("tolerance", self.tolerance, 0.5),
-            ("rolling", self.rolling, 1),
-        ):
-            if not 0 <= value < limit:
-                raise InputError(f"lpr.{name}={value}; give at least 0 and less than {limit:g}.")
+        at_most(1e12, **{"lpr.omega_0": self.omega_0})  # far beyond a hard projection
+        at_most(10, **{"lpr.beta": self.beta})
+        below(0.5, **{"lpr.tolerance": self.tolerance})
+        below(1, **{"lpr.rolling": self.rolling})
 
 
 @dataclass(frozen=True)
 class ProjectionOptions:
-    """The other gradient rules; each takes those it knows."""
+    """The other gradient rules; each takes those it knows.
 
-    samples: int = 200  # A-GEM: remembered examples behind the reference gradient
-    alpha: float | None = None  # OWM, AOP: a constant; None for AOP's own schedule, 1e-3 for OWM
-    energy: float = 0.97  # GPM, SGP: share of the Gram's trace that the basis holds
-    scale: float = 10.0  # SGP: how fast importance saturates
-    norms: str = "plain"  # what happens to normalisation layers
-    head: str = "treat"  # OWM, AOP, GPM, SGP: free leaves the head to the plain gradient
+    Args:
+        samples: A-GEM: remembered examples behind the reference gradient.
+        alpha: OWM, AOP: a constant; none for AOP's own schedule and for OWM's 1e-3.
+        energy: GPM, SGP: share of the Gram matrix's trace that the basis holds.
+        scale: SGP: how fast importance saturates.
+        norms: normalisation layers: plain gradient, treat like others, or freeze after task 1.
+        head: free leaves the head to the plain gradient.
+    """
+
+    samples: int = 200
+    alpha: float | None = None
+    energy: float = 0.97
+    scale: float = 10.0
+    norms: str = "plain"
+    head: str = "treat"
 
     def __post_init__(self) -> None:
         at_least(1, **{"projection.samples": self.samples})
@@ -87,11 +117,15 @@ class RefreshOptions:
     """When and from what a rule is refreshed.
 
     Every so many stream batches from the memory; or, with ``every="task"`` and for GPM and SGP, at
-    the end of every task from the examples of that task, beside what is closed already.
+    the end of every task from the examples of that task, in addition to earlier tasks.
+
+    Args:
+        every: T in the paper, in stream batches; or task.
+        samples: n in the paper; none is the whole memory, or the whole task.
     """
 
-    every: int | str = 10  # T in the paper, in stream batches; or "task"
-    samples: int | None = None  # n in the paper; None is the whole memory, or the whole task
+    every: int | str = 10
+    samples: int | None = None
 
     def __post_init__(self) -> None:
         at_least(1, **{"refresh.samples": self.samples})
@@ -110,13 +144,21 @@ class RefreshOptions:
 
 @dataclass(frozen=True)
 class LossOptions:
-    """Weights inside the replay losses; each loss takes those it knows."""
+    """Weights inside the replay losses; each loss takes those it knows.
 
-    alpha: float = 0.5  # ER-ACE: share of the incoming batch
-    rho: float = 0.1  # LODE: how hard new classes push old ones down
-    replay_weight: float = 1.0  # DER: of the replayed cross-entropy
-    logit_weight: float = 1.0  # DER: of the distance between logits
-    teacher_every: int = 10  # DER as in the paper: stream batches between snapshots
+    Args:
+        alpha: ER-ACE: share of the incoming batch.
+        rho: LODE: how hard new classes push old ones down.
+        replay_weight: DER: of the replayed cross-entropy.
+        logit_weight: DER: of the distance between logits.
+        teacher_every: DER as in the paper: stream batches between snapshots.
+    """
+
+    alpha: float = 0.5
+    rho: float = 0.1
+    replay_weight: float = 1.0
+    logit_weight: float = 1.0
+    teacher_every: int = 10
 
     def __post_init__(self) -> None:
         at_least(0, **{f"loss.{f.name}": getattr(self, f.name) for f in dataclasses.fields(self)})
@@ -125,26 +167,35 @@ class LossOptions:
 
 @dataclass(frozen=True)
 class AveragingOptions:
-    """Averaging of the weights."""
+    """Averaging of the weights.
+
+    Args:
+        momentum: decay of the moving average per step.
+    """
 
     momentum: float = 0.999
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise InputError(
-                f"averaging.momentum={self.momentum}; give at least 0 and less than 1."
-            )
+        below(1, **{"averaging.momentum": self.momentum})
 
 
 @dataclass(frozen=True)
 class LearnerOptions:
-    """How a learner learns from a stream batch."""
+    """How a learner learns from a stream batch.
 
-    lr: float = 0.1  # eta in the paper
-    steps_per_batch: int = 3  # S in the paper
+    Args:
+        lr: learning rate, eta in the paper.
+        steps_per_batch: SGD steps per stream batch, S in the paper.
+        replay_batch: remembered examples per step.
+        capacity: examples remembered.
+        refresh_samples: n in the paper; as good as the whole memory (docs/speed.md).
+    """
+
+    lr: float = 0.1
+    steps_per_batch: int = 3
     replay_batch: int = 10
-    capacity: int = 2000  # examples remembered
-    refresh_samples: int | None = 100  # n in the paper; as good as the whole memory (docs/speed.md)
+    capacity: int = 2000
+    refresh_samples: int | None = 100
 
     def __post_init__(self) -> None:
         at_least(0, lr=self.lr)

@@ -9,12 +9,12 @@ import typer
 from proxreplay import __version__
 from proxreplay.allocator import keep_freed_memory
 from proxreplay.cli import data, info, runs
+from proxreplay.cli.text import plain
 from proxreplay.errors import ProxreplayError
 
 app = typer.Typer(
     help="Learn from a stream without wrecking what is already known.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -39,13 +39,17 @@ app.add_typer(data.app, name="data")
 
 
 def main() -> None:
-    """Entry point of the ``proxreplay`` command: a user's mistake is one line and exit code 2."""
+    """Entry point of the ``proxreplay`` command.
+
+    A user's mistake, and a file that cannot be read or written, is one line and exit code 2.
+    """
     signal.signal(signal.SIGINT, lambda number, frame: sys.exit(128 + number))
     keep_freed_memory()
     try:
         app()
-    except ProxreplayError as error:
-        if "--debug" in sys.argv:
+    except (ProxreplayError, OSError) as error:
+        if "--debug" in sys.argv or isinstance(error, BrokenPipeError):
             raise
-        typer.secho(f"proxreplay: {error}", fg="red", err=True)
+        at = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        typer.secho(plain(f"proxreplay: {at}"), fg="red", err=True)
         sys.exit(2)

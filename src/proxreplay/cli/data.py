@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from proxreplay.cli.runs import DataRoot
+from proxreplay.cli.options import DataRoot
 
 app = typer.Typer(
     help="Get data sets and see what is there.", no_args_is_help=True, rich_markup_mode="rich"

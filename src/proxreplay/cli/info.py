@@ -1,28 +1,33 @@
-"""Commands that tell what there is: benchmarks and methods."""
+"""Commands that tell what there is (benchmarks, methods, settings), and what runs amounted to."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxreplay.cli.runs import DataRoot
+from proxreplay.cli.options import DataRoot, benchmark_names, method_names
 from proxreplay.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from proxreplay.experiments.config import RunConfig
+
+OnBenchmark = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="Show the settings on this benchmark.", autocompletion=benchmark_names
+    ),
+]
 
 
 def benchmarks(data_root: DataRoot = None) -> None:
     """List the benchmarks: what each is made of, and whether its data is there."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from proxreplay.cli.text import terminal
+    from proxreplay.experiments.benchmarks import BENCHMARKS, CUSTOM, CUSTOM_DEFAULTS
 
-    from proxreplay.experiments.benchmarks import BENCHMARKS
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("Benchmark", "Stream", "S", "Memory", "Settings", "Data"):
-        table.add_column(heading, no_wrap=True)
+    headings = ("Benchmark", "Stream", "S", "Memory", "Settings", "Data")
+    table = _table(*headings)
     missing = []
     for benchmark in BENCHMARKS.values():
         data = benchmark.status(data_root)
@@ -33,16 +38,17 @@ def benchmarks(data_root: DataRoot = None) -> None:
             describe_scenario(benchmark.scenario),
             str(benchmark.steps_per_batch),
             str(benchmark.capacity),
-            "the paper's" if benchmark.from_paper else "defaults",
+            "paper" if benchmark.from_paper else "defaults",
             "there" if data.found else "missing",
         )
-    table.add_row("custom", "--data PATH --tasks N", "3", "500", "defaults", "yours")
-    console = Console()
+    own = (str(CUSTOM_DEFAULTS.steps_per_batch), str(CUSTOM_DEFAULTS.capacity))
+    table.add_row(CUSTOM, "--data PATH --tasks N", *own, "defaults", "yours")
+    console = terminal()
     console.print(table)
     if missing:
         console.print("To get what is missing:")
         for line in missing:
-            console.print(f"  {line}", soft_wrap=True, highlight=False)
+            console.print(f"  {line}", soft_wrap=True)
 
 
 def describe_scenario(scenario: object) -> str:
@@ -53,7 +59,7 @@ def describe_scenario(scenario: object) -> str:
         case ClassIncremental(tasks=tasks):
             return f"{tasks} tasks of classes"
         case DomainIncremental():
-            return "a task a domain"
+            return "one task per domain"
         case Blurry(tasks=tasks):
             return f"{tasks} blurry tasks"
         case IID(tasks=tasks):
@@ -61,36 +67,57 @@ def describe_scenario(scenario: object) -> str:
     return type(scenario).__name__
 
 
-def methods(
-    benchmark: Annotated[
-        str, typer.Option(metavar="NAME", help="Show the settings on this benchmark.")
-    ] = "split-cifar100",
-) -> None:
+def methods(benchmark: OnBenchmark = "split-cifar100") -> None:
     """List the methods and the settings each would use on a benchmark."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
+    from proxreplay.cli.text import terminal
     from proxreplay.experiments.configure import configure
     from proxreplay.experiments.recipes import LPR_PREFIX, METHODS
 
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("Method", no_wrap=True)
-    table.add_column("What it does")
-    table.add_column(f"Settings on {benchmark}")
+    alone = _table("Method", "What it does", f"Settings on {benchmark}")
+    with_lpr = _table("With LPR", f"Settings on {benchmark} beyond those of the method alone")
     for method in METHODS.values():
-        if not method.name.startswith(LPR_PREFIX):
-            table.add_row(method.name, method.about, _settings(configure(benchmark, method.name)))
-    console = Console()
-    console.print(table)
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("With LPR", no_wrap=True)
-    table.add_column(f"Settings on {benchmark} beyond those of the method alone")
-    for method in METHODS.values():
+        config = configure(benchmark, method.name)
         if method.name.startswith(LPR_PREFIX):
-            config = configure(benchmark, method.name)
-            table.add_row(method.name, _settings(config, only=("lpr.", "refresh.")))
-    console.print(table)
+            with_lpr.add_row(method.name, _settings(config, only=("lpr.", "refresh.")))
+        else:
+            alone.add_row(method.name, method.about, _settings(config))
+    console = terminal()
+    console.print(alone)
+    console.print(with_lpr)
+
+
+def settings(
+    method: Annotated[
+        str | None,
+        typer.Argument(help="Only what has an effect on this method.", autocompletion=method_names),
+    ] = None,
+    benchmark: OnBenchmark = "split-cifar100",
+) -> None:
+    """List every key of --set: its default on a benchmark and what it means."""
+    from proxreplay.cli.text import terminal
+    from proxreplay.experiments.config import described
+    from proxreplay.experiments.configure import configure, has_effect
+
+    config = configure(benchmark, method or "lpr-er")
+    values, texts = config.flat(), described()
+    table = _table("Key", "Default", "What it is")
+    for key in values:
+        if key not in ("benchmark", "method") and (method is None or has_effect(key, config)):
+            value = values[key]
+            shown = "none" if value is None else str(value).lower()
+            table.add_row(key, shown, texts[key])
+    terminal().print(table)
+
+
+def _table(*headings: str) -> "Table":
+    """Words wrap, and only whole: the first column is never shortened."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, no_wrap=place == 0, overflow="fold")
+    return table
 
 
 def _settings(config: "RunConfig", only: tuple[str, ...] = ("",)) -> str:
@@ -116,6 +143,7 @@ def report(
     ] = False,
 ) -> None:
     """Write one self-contained HTML page about all runs in the folders, or their tables."""
+    from proxreplay.cli.text import say, terminal
     from proxreplay.report.page import write_report, write_tables
     from proxreplay.report.tables import FORMATS
 
@@ -129,14 +157,14 @@ def report(
     if watch:
         from proxreplay.report.watch import watch_report
 
-        typer.echo(f"Keeping {page} current; Ctrl-C to stop.")
+        say(terminal(), f"Keeping {page} current; Ctrl-C to stop.")
         watch_report(folders, page)
         return
     summary = (write_tables if only_tables else write_report)(folders, page)
     for sentence in summary.verdict:
-        typer.echo(sentence)
+        say(terminal(), sentence)
     counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())
-    typer.echo(f"{summary.runs} runs ({counts}): {page}")
+    say(terminal(), f"{summary.runs} runs ({counts}): {page}")
 
 
 def figure(
@@ -146,6 +174,7 @@ def figure(
     ending: Annotated[str, typer.Option(metavar="EXT", help="png, pdf or svg.")] = "png",
 ) -> None:
     """Draw one figure from the runs in the folders, a picture for each stream and memory."""
+    from proxreplay.cli.text import say, terminal
     from proxreplay.report.grouping import read_study
     from proxreplay.report.plots import FIGURES, save
 
@@ -154,13 +183,14 @@ def figure(
     for section in read_study(folders).sections:
         path = out / f"{name}-{section.slug}.{ending}"
         save(FIGURES[name](section), path)
-        typer.echo(str(path))
+        say(terminal(), path)
 
 
-COMMANDS = (benchmarks, methods, report, figure)
+COMMANDS = (benchmarks, methods, settings, report, figure)
 EXAMPLES = {
     "benchmarks": "Example: proxreplay benchmarks --data-root data",
     "methods": "Example: proxreplay methods --benchmark split-digits",
+    "settings": "Example: proxreplay settings lpr-er --benchmark split-digits",
     "figure": "Example: proxreplay figure accuracy runs/compare-split-digits --out pictures",
     "report": "Example: proxreplay report runs/compare-split-digits",
 }

@@ -7,10 +7,8 @@ selected. The others are plain defaults, not tuned by anybody, and ``from_paper`
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import nn
-
-from proxreplay.data import Dataset, Stream, Transform
 from proxreplay.data.catalog import (
     Status,
     cifar10,
@@ -24,12 +22,21 @@ from proxreplay.data.catalog import (
     tinyimagenet,
 )
 from proxreplay.data.scenarios import ClassIncremental, DomainIncremental, Scenario, ShortLast
+from proxreplay.data.transforms import Transform
 from proxreplay.errors import InputError
-from proxreplay.models import mlp, resnet18, slim_resnet18
+from proxreplay.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from proxreplay import models
+    from proxreplay.data import Dataset, Stream
+else:
+    models = LazyModule("proxreplay.models")
 
 CUSTOM = "custom"
-Loader = Callable[[str | Path | None], Dataset]
-NetworkBuilder = Callable[[int | None], nn.Module]
+Loader = Callable[[str | Path | None], "Dataset"]
+NetworkBuilder = Callable[[int | None], "nn.Module"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ class Benchmark:
         scenario: how it becomes a stream.
         builder: a fresh network, given ``num_classes`` (None for a growing head).
         transform: from stored inputs to what the network sees.
-        steps_per_batch: SGD steps a stream batch, S in the paper.
+        steps_per_batch: SGD steps per stream batch, S in the paper.
         capacity: of the memory.
         settings: hyper-parameters by method.
         from_paper: whether the settings are the paper's.
@@ -81,21 +88,21 @@ class Benchmark:
     settings: Mapping[str, MethodSettings]
     from_paper: bool = False
 
-    def load(self, data_root: str | Path | None = None) -> Dataset:
+    def load(self, data_root: str | Path | None = None) -> "Dataset":
         """The data set; see `proxreplay.data.roots.data_root` for where it is looked for."""
         return self.loader(data_root)
 
     def stream(
         self,
-        dataset: Dataset,
+        dataset: "Dataset",
         seed: int,
         batch_size: int = 10,
         short_last: ShortLast = "buffer_only",
-    ) -> Stream:
+    ) -> "Stream":
         """The stream that a seed gives."""
         return self.scenario.stream(dataset, seed, batch_size, short_last)
 
-    def network(self, num_classes: int | None = None) -> nn.Module:
+    def network(self, num_classes: int | None = None) -> "nn.Module":
         """A fresh network, with a growing head unless ``num_classes`` fixes it."""
         return self.builder(num_classes)
 
@@ -164,7 +171,7 @@ _BENCHMARKS = (
         data="digits",
         loader=digits,
         scenario=ClassIncremental(tasks=5),
-        builder=lambda num_classes: mlp(64, num_classes),
+        builder=lambda num_classes: models.mlp(64, num_classes),
         transform=Transform(scale=16.0, mean=(0.305,), std=(0.376,)),
         steps_per_batch=3,
         capacity=50,
@@ -175,7 +182,7 @@ _BENCHMARKS = (
         data="mnist",
         loader=mnist,
         scenario=ClassIncremental(tasks=5),
-        builder=lambda num_classes: mlp(28 * 28, num_classes),
+        builder=lambda num_classes: models.mlp(28 * 28, num_classes),
         transform=Transform(scale=255.0, mean=(0.1307,), std=(0.3081,)),
         steps_per_batch=3,
         capacity=500,
@@ -186,7 +193,7 @@ _BENCHMARKS = (
         data="fashion-mnist",
         loader=fashion_mnist,
         scenario=ClassIncremental(tasks=5),
-        builder=lambda num_classes: mlp(28 * 28, num_classes),
+        builder=lambda num_classes: models.mlp(28 * 28, num_classes),
         transform=Transform(scale=255.0, mean=(0.2860,), std=(0.3530,)),
         steps_per_batch=3,
         capacity=500,
@@ -197,7 +204,7 @@ _BENCHMARKS = (
         data="cifar10",
         loader=cifar10,
         scenario=ClassIncremental(tasks=5),
-        builder=lambda num_classes: slim_resnet18(num_classes),
+        builder=lambda num_classes: models.slim_resnet18(num_classes),
         transform=Transform(
             255.0, _CIFAR10_MEAN, std=(0.2470, 0.2435, 0.2616), crop_padding=4, flip=True
         ),
@@ -210,7 +217,7 @@ _BENCHMARKS = (
         data="cifar100",
         loader=cifar100,
         scenario=ClassIncremental(tasks=20),
-        builder=lambda num_classes: slim_resnet18(num_classes),
+        builder=lambda num_classes: models.slim_resnet18(num_classes),
         transform=Transform(
             255.0,
             mean=(0.5071, 0.4865, 0.4409),
@@ -228,7 +235,7 @@ _BENCHMARKS = (
         data="tinyimagenet",
         loader=tinyimagenet,
         scenario=ClassIncremental(tasks=20),
-        builder=lambda num_classes: slim_resnet18(num_classes, image_size=64),
+        builder=lambda num_classes: models.slim_resnet18(num_classes, image_size=64),
         transform=Transform(  # the paper's code normalises with CIFAR-10's constants
             255.0, _CIFAR10_MEAN, std=(0.2023, 0.1994, 0.2010), crop_padding=8, flip=True
         ),
@@ -242,7 +249,7 @@ _BENCHMARKS = (
         data="clear10",
         loader=clear10,
         scenario=DomainIncremental(),
-        builder=lambda num_classes: resnet18(num_classes),
+        builder=lambda num_classes: models.resnet18(num_classes),
         transform=Transform(255.0, _IMAGENET_MEAN, _IMAGENET_STD, flip=True, crop_size=224),
         steps_per_batch=10,
         capacity=2000,
@@ -254,7 +261,7 @@ _BENCHMARKS = (
         data="pacs",
         loader=pacs,
         scenario=DomainIncremental(order=("photo", "art_painting", "cartoon", "sketch")),
-        builder=lambda num_classes: slim_resnet18(num_classes, image_size=64),
+        builder=lambda num_classes: models.slim_resnet18(num_classes, image_size=64),
         transform=Transform(255.0, _IMAGENET_MEAN, _IMAGENET_STD, crop_padding=8, flip=True),
         steps_per_batch=3,
         capacity=500,

@@ -42,7 +42,23 @@ def build_network(config: RunConfig, benchmark: Benchmark, dataset: Dataset) -> 
             return benchmark.network(outputs)
         shape = dataset.train.inputs.shape[1:]
         channels = shape[0] if len(shape) == 3 else 1
-        return load_network(config.network, outputs, in_channels=channels, image_size=shape[-1])
+        return load_network(
+            config.network,
+            outputs,
+            in_channels=channels,
+            image_size=shape[-1],
+            in_features=shape.numel(),
+        )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"device={name}: not usable here ({reason}); give cpu.") from error
+    return device
 
 
 def build_learner(
@@ -55,7 +71,7 @@ def build_learner(
     """Compose the parts that the configuration's method names."""
     method = find_method(config.method)
     steps = stream.trained_batches * config.steps_per_batch
-    network = build_network(config, benchmark, dataset).to(torch.device(config.device))
+    network = build_network(config, benchmark, dataset).to(_device(config.device))
     return Learner(
         network,
         UnlimitedMemory() if config.capacity is None else ClassBalancedMemory(config.capacity),

@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import functools
 import hashlib
+import inspect
 import json
 import operator
 import types
@@ -28,24 +29,41 @@ from proxreplay.options import (
     ProjectionOptions,
     RefreshOptions,
     at_least,
+    at_most,
     one_of,
 )
+
+MAX_THREADS = 1024
+MAX_FILE_BYTES = 2**20  # of a file of settings
 
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """Where the examples come from and in which order; None is what the benchmark says."""
+    """Where the examples come from and in which order; None is what the benchmark says.
 
-    data: str | None = None  # custom: a folder or zip of images, or an .npz file
-    scenario: str | None = None  # class, domain, blurry or iid
+    Args:
+        data: custom: a folder or zip of images, or an .npz file.
+        scenario: class, domain, blurry or iid.
+        tasks: how many.
+        disjoint: blurry: share of classes that stay within one task.
+        blur: blurry: share of the other classes' examples that arrive in other tasks.
+        short_last: a task's last batch, if short: buffer_only (remembered), train or drop.
+        first: only the first so many tasks arrive; none for all.
+        limit: examples of each task that arrive; none for all.
+        image_size: custom: side of the stored images.
+        augment: custom: crop; true for crop and mirror; false; none to choose by the data.
+    """
+
+    data: str | None = None
+    scenario: str | None = None
     tasks: int | None = None
-    disjoint: float = 0.5  # blurry: share of classes that stay within one task
-    blur: float = 0.1  # blurry: share of the other classes' examples that stray
+    disjoint: float = 0.5
+    blur: float = 0.1
     short_last: str = "buffer_only"
-    first: int | None = None  # only so many tasks arrive; None for all
-    limit: int | None = None  # examples of each task that arrive; None for all
-    image_size: int | None = None  # custom: side of the stored images
-    augment: bool | str | None = None  # custom: crop; true for crop and mirror; None by the data
+    first: int | None = None
+    limit: int | None = None
+    image_size: int | None = None
+    augment: bool | str | None = None
 
     def __post_init__(self) -> None:
         one_of(("class", "domain", "blurry", "iid", None), **{"stream.scenario": self.scenario})
@@ -59,11 +77,17 @@ class StreamSettings:
 
 @dataclass(frozen=True)
 class DiagnosticsSettings:
-    """What is looked at while the run goes on; it costs time and changes nothing else."""
+    """What is recorded in addition; it costs time and changes nothing else about a run.
 
-    drift: str | None = None  # paper or authors: representation drift of task 1, every SGD step
-    gradients_every: int | None = None  # SGD steps between gradient ratios
-    spectrum: bool = False  # of every layer's shrinkage, at the end
+    Args:
+        drift: representation drift of task 1 at every SGD step, as in paper or by the authors.
+        gradients_every: SGD steps between gradient ratios.
+        spectrum: of every layer's shrinkage, at the end.
+    """
+
+    drift: str | None = None
+    gradients_every: int | None = None
+    spectrum: bool = False
 
     def __post_init__(self) -> None:
         one_of(("paper", "authors", None), **{"diagnostics.drift": self.drift})
@@ -72,22 +96,40 @@ class DiagnosticsSettings:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides what a run computes."""
+    """Everything that decides what a run computes.
+
+    Args:
+        benchmark: see `proxreplay benchmarks`.
+        method: see `proxreplay methods`.
+        seed: of everything random.
+        lr: learning rate, eta in the paper.
+        capacity: examples remembered; none for no limit.
+        batch_size: examples per stream batch.
+        replay_batch: remembered examples per step.
+        steps_per_batch: SGD steps per stream batch, S in the paper.
+        eval_every: stream batches between evaluations.
+        test: whether the test examples are evaluated, at the end.
+        threads: CPU threads; the same number gives the same bits.
+        device: such as cpu or cuda.
+        compile: the training step by torch.compile, which changes the last bits.
+        network: a name such as mlp, or package.module:name, or file.py:name; none for the
+            benchmark's own.
+    """
 
     benchmark: str
     method: str
     seed: int = 0
     lr: float = LearnerOptions.lr
-    capacity: int | None = LearnerOptions.capacity  # examples remembered; None: no limit
+    capacity: int | None = LearnerOptions.capacity
     batch_size: int = 10
     replay_batch: int = LearnerOptions.replay_batch
     steps_per_batch: int = LearnerOptions.steps_per_batch
-    eval_every: int = 1  # stream batches
-    test: bool = True  # whether the test examples are looked at, at the end
-    threads: int = 1  # the same number gives the same bits, whatever else is running
+    eval_every: int = 1
+    test: bool = True
+    threads: int = 1
     device: str = "cpu"
-    compile: bool = False  # the training step by torch.compile, whose last bits are others
-    network: str | None = None  # import path of a network; None for the benchmark's own
+    compile: bool = False
+    network: str | None = None
     stream: StreamSettings = field(default_factory=StreamSettings)
     loss: LossOptions = field(default_factory=LossOptions)
     averaging: AveragingOptions = field(default_factory=AveragingOptions)
@@ -107,6 +149,8 @@ class RunConfig:
             eval_every=self.eval_every,
             threads=self.threads,
         )
+        at_most(MAX_THREADS, threads=self.threads)
+        at_most(2**63 - 1, seed=self.seed)
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
         """The same configuration with some values replaced.
@@ -171,20 +215,34 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-class _NoAnchors(yaml.SafeLoader):
-    """Refuses references: a few of them inside each other stand for billions of values."""
+class _Loader(yaml.SafeLoader):
+    """Reads no anchors: a few lines of them can stand for more than fits into memory."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("anchors are not read; write their values out.")
+            raise yaml.YAMLError("anchors and aliases are not read; write the values out")
         return super().compose_node(parent, index)
+
+
+def parse_value(text: str) -> Any:
+    """A value as YAML reads it: a number, true, null, a word, a list."""
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{text!r} cannot be read as a YAML value: {error}") from error
 
 
 def read_settings(path: Path) -> dict[str, Any]:
     """The settings in a YAML file, as nested mappings."""
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path}: not a file; give a YAML file of settings.")
     try:
-        values = yaml.load(path.read_text("utf-8"), _NoAnchors)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+        if len(text) > MAX_FILE_BYTES:
+            raise DataError(f"{path}: more than {MAX_FILE_BYTES:,} characters; not settings.")
+        values = yaml.load(text, _Loader)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise DataError(f"{path}: cannot be read as YAML: {error}") from error
     if not isinstance(values, dict):
         raise DataError(f"{path}: holds no configuration; give a mapping of keys to values.")
@@ -206,6 +264,25 @@ def keys(settings: type[Any] = RunConfig, prefix: str = "") -> tuple[str, ...]:
         else:
             names.append(prefix + f.name)
     return tuple(names)
+
+
+def described(settings: type[Any] = RunConfig, prefix: str = "") -> dict[str, str]:
+    """What every key means, from the Args of its dataclass.
+
+    >>> described()["averaging.momentum"]
+    'decay of the moving average per step.'
+    """
+    texts: dict[str, str] = {}
+    for line in (inspect.getdoc(settings) or "").partition("Args:\n")[2].splitlines():
+        name, colon, text = line.strip().partition(": ")
+        if colon and name.isidentifier():
+            texts[prefix + name] = text
+        else:  # the line above goes on
+            texts[[*texts][-1]] += f" {line.strip()}"
+    for name, hint in typing.get_type_hints(settings).items():
+        if dataclasses.is_dataclass(hint):
+            texts |= described(hint, f"{prefix}{name}.")  # type: ignore[arg-type]
+    return texts
 
 
 def differences(a: RunConfig, b: RunConfig) -> list[str]:

@@ -1,6 +1,6 @@
 """From names and overrides to the configuration of a run, and to the benchmark it asks for."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -65,6 +65,39 @@ def _tuned(settings: Mapping[str, MethodSettings], method: Method) -> dict[str, 
         "averaging.momentum": chosen.ema_momentum,
     }
     return {key: value for key, value in values.items() if value is not None}
+
+
+_OF_METHODS = ("loss.", "averaging.", "lpr.", "refresh.", "projection.")
+_OF_RULES = ("diagnostics.gradients_every", "diagnostics.spectrum")
+_OF_BLURRY = ("stream.disjoint", "stream.blur")
+
+
+def has_effect(key: str, config: RunConfig) -> bool:
+    """Whether a setting changes anything about a run."""
+    method = find_method(config.method)
+    if key.startswith(_OF_METHODS):
+        return key in method.uses
+    if key in _OF_RULES:
+        return method.rule is not None
+    return key not in _OF_BLURRY or config.stream.scenario == "blurry"
+
+
+def refuse_without_effect(keys: Iterable[str], configs: Sequence[RunConfig]) -> None:
+    """Refuse settings that change nothing about any of the runs."""
+    for key in keys:
+        if not any(has_effect(key, config) for config in configs):
+            names = ", ".join(dict.fromkeys(config.method for config in configs))
+            raise InputError(
+                f"{key} has no effect on {names}; leave it out. Those that have an effect: "
+                f"proxreplay settings {configs[0].method}"
+            )
+
+
+def foreign_code(config: RunConfig) -> str | None:
+    """What of other people's code a run would execute; None if it would execute none."""
+    network = config.network
+    own = network is None or ":" not in network or network.startswith("proxreplay.models:")
+    return None if own else network
 
 
 def declared(config: RunConfig) -> Benchmark:

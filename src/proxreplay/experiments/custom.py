@@ -104,7 +104,7 @@ def _network(spec: str | None, dataset: Dataset, num_classes: int | None) -> nn.
     shape = dataset.train.inputs.shape[1:]
     if spec is not None:
         channels, size = (shape[0], shape[-1]) if len(shape) == 3 else (1, shape[-1])
-        return load_network(spec, num_classes, in_channels=channels, image_size=size)
+        return load_network(spec, num_classes, channels, size, in_features=shape.numel())
     if len(shape) != 3:
         return mlp(shape.numel(), num_classes)
     if shape[1] == shape[2] >= SMALLEST_FOR_RESNET:

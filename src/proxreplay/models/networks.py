@@ -51,24 +51,34 @@ def small_cnn(
 
 
 def load_network(
-    spec: str, num_classes: int | None, in_channels: int, image_size: int
+    spec: str,
+    num_classes: int | None,
+    in_channels: int,
+    image_size: int,
+    in_features: int | None = None,
 ) -> nn.Module:
-    """A user's own network, named by import path and built for the data at hand.
+    """A network by name or import path, built for the data at hand.
 
     Args:
-        spec: ``package.module:name`` or ``folder/file.py:name``. The name is a function or class
-            that returns a module; of ``num_classes``, ``in_channels`` and ``image_size`` it is
-            given those it has parameters for. ``num_classes=None`` asks for a `GrowingHead`; a
-            network without that parameter must have outputs for all classes.
+        spec: the name of one of proxreplay's own, such as ``mlp``; ``package.module:name`` or
+            ``folder/file.py:name``. The name is a function or class that returns a module; of the
+            arguments below it is given those it has parameters for. ``num_classes=None`` asks for
+            a `GrowingHead`; a network without that parameter must have outputs for all classes.
         num_classes: outputs of a fixed head, or None.
         in_channels: of the images.
         image_size: side of the images.
+        in_features: numbers per example; None for those of square images.
 
     >>> load_network("proxreplay.models:small_cnn", None, in_channels=3, image_size=32)[0]
     Conv2d(3, 32, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), bias=False)
     """
     build = _import_name(spec)
-    facts = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
+    facts = {
+        "num_classes": num_classes,
+        "in_channels": in_channels,
+        "image_size": image_size,
+        "in_features": in_features or in_channels * image_size**2,
+    }
     wanted = inspect.signature(build).parameters
     network = build(**{name: value for name, value in facts.items() if name in wanted})
     if not isinstance(network, nn.Module):
@@ -78,11 +88,17 @@ def load_network(
     return network
 
 
+_OWN = ("mlp", "small_cnn", "slim_resnet18", "resnet18")
+
+
 def _import_name(spec: str) -> Callable[..., object]:
     where, _, name = spec.rpartition(":")
+    if spec in _OWN:
+        where = "proxreplay.models"
     if not where or not name:
         raise InputError(
-            f"network '{spec}': write it as package.module:name or folder/file.py:name."
+            f"network '{spec}': give one of {', '.join(_OWN)}, or package.module:name, or "
+            "folder/file.py:name."
         )
     try:
         module = _module_from_file(Path(where)) if where.endswith(".py") else import_module(where)

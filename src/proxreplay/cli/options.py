@@ -1,0 +1,262 @@
+"""Options that several commands share, and from the words of a command line to values."""
+
+import dataclasses
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from proxreplay.errors import InputError
+
+if TYPE_CHECKING:
+    from proxreplay.experiments.config import RunConfig
+    from proxreplay.experiments.run import RunOptions
+
+MAX_SEEDS = 10_000
+MAX_JOBS = 1024
+
+
+def benchmark_names() -> list[str]:
+    """For completion."""
+    from proxreplay.experiments.benchmarks import BENCHMARKS, CUSTOM
+
+    return [*BENCHMARKS, CUSTOM]
+
+
+def method_names() -> list[str]:
+    """For completion."""
+    from proxreplay.experiments.recipes import METHODS
+
+    return [*METHODS]
+
+
+Benchmark = Annotated[
+    str, typer.Argument(help="See: proxreplay benchmarks", autocompletion=benchmark_names)
+]
+MethodName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="See: proxreplay methods. Default: lpr-er", autocompletion=method_names
+    ),
+]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", envvar="PROXREPLAY_DATA", help="Where the data sets are."),
+]
+Trust = Annotated[bool, typer.Option("--trust", help="Execute a network's code that a file names.")]
+Jobs = Annotated[int, typer.Option(metavar="N", help="Runs at a time.", min=1, max=MAX_JOBS)]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Where everything is written.")]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options that decide what runs compute."""
+
+    memory: Annotated[int | None, typer.Option(metavar="N", help="Examples remembered.", min=1)] = (
+        None
+    )
+    eval_every: Annotated[
+        int | None, typer.Option(metavar="N", help="Batches between evaluations.", min=1)
+    ] = None
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", help="CPU threads per run.", min=1)
+    ] = None
+    data: Annotated[
+        str | None, typer.Option(metavar="PATH", help="custom: a folder, zip or .npz of your own.")
+    ] = None
+    tasks: Annotated[
+        int | None, typer.Option(metavar="N", help="Tasks to split it into.", min=1)
+    ] = None
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Any setting; repeatable. See: proxreplay settings"
+        ),
+    ] = None
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Settings, such as another run's config.yaml."),
+    ] = None
+    trust: Trust = False
+
+    def layers(self, **further: Any) -> tuple[dict[str, Any], ...]:
+        """Values by key, the later ones stronger: the file, options, ``--set``."""
+        given = {
+            "capacity": self.memory,
+            "eval_every": self.eval_every,
+            "threads": self.threads,
+            "stream.data": self.data,
+            "stream.tasks": self.tasks,
+            **further,
+        }
+        options = {key: value for key, value in given.items() if value is not None}
+        return self.from_file, options, parse_sets(self.sets)
+
+    @functools.cached_property
+    def from_file(self) -> dict[str, Any]:
+        """The settings in ``--config``."""
+        from proxreplay.experiments.config import read_settings
+
+        return {} if self.config is None else current(read_settings(self.config))
+
+    def resolve(self, benchmark: str | None, method: str | None, **further: Any) -> "RunConfig":
+        """The configuration of one run; benchmark and method may come from the file."""
+        from proxreplay.experiments.configure import configure
+
+        benchmark = benchmark or self.from_file.get("benchmark")
+        if benchmark is None:
+            raise InputError("which benchmark? Name one (see: proxreplay benchmarks) or --config.")
+        method = method or self.from_file.get("method", "lpr-er")
+        config = configure(benchmark, method, *self.layers(**further))
+        self.check([config])
+        return config
+
+    def check(self, configs: "Sequence[RunConfig]") -> None:
+        """Refuse settings without effect, and code that only a file names."""
+        from proxreplay.experiments.configure import refuse_without_effect
+
+        sets = parse_sets(self.sets)
+        refuse_without_effect(sets, configs)
+        if "network" not in sets:
+            refuse_foreign_code(configs, f"--config {self.config}", trust=self.trust)
+
+
+@dataclass(frozen=True)
+class How:
+    """Options that decide how runs are made; none of them changes what runs compute."""
+
+    data_root: DataRoot = None
+    checkpoint_every: Annotated[
+        int, typer.Option(metavar="N", help="Batches between checkpoints.", min=1)
+    ] = 100
+    track: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="tensorboard, wandb, mlflow; repeatable."),
+    ] = None
+
+    def options(self) -> "RunOptions":
+        """The same for `run`."""
+        from proxreplay.experiments.run import RunOptions
+
+        return RunOptions(self.data_root, self.checkpoint_every, tuple(self.track or ()))
+
+
+def refuse_foreign_code(configs: "Sequence[RunConfig]", where: str, *, trust: bool) -> None:
+    """Refuse to execute code that nobody has named on this command line."""
+    from proxreplay.experiments.configure import foreign_code
+
+    for config in configs:
+        code = foreign_code(config)
+        if code is not None and not trust:
+            raise InputError(
+                f"{where} names code that would be executed: network={code}. Look at it; then "
+                "give --trust, or name it yourself with --set network=... where there is --set."
+            )
+
+
+def spread(function: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameters may be dataclasses: their fields become options of its own."""
+    signature = inspect.signature(function)
+    hints = typing.get_type_hints(function, include_extras=True)
+    groups: dict[str, Any] = {n: t for n, t in hints.items() if dataclasses.is_dataclass(t)}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = []
+    for name, parameter in signature.parameters.items():
+        if name not in groups:
+            parameters.append(parameter.replace(kind=keyword, annotation=hints[name]))
+            continue
+        inner = typing.get_type_hints(groups[name], include_extras=True)
+        parameters += [
+            inspect.Parameter(f.name, keyword, default=f.default, annotation=inner[f.name])
+            for f in dataclasses.fields(groups[name])
+        ]
+
+    @functools.wraps(function)
+    def command(**given: Any) -> None:
+        for name, group in groups.items():
+            fields = [field.name for field in dataclasses.fields(group)]
+            given[name] = group(**{field: given.pop(field) for field in fields})
+        function(**given)
+
+    del command.__wrapped__
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
+
+
+def current(values: dict[str, Any]) -> dict[str, Any]:
+    """Values under today's names; a word about each earlier name."""
+    from proxreplay.experiments.config import renamed
+
+    result, remarks = renamed(values)
+    for remark in remarks:
+        typer.secho(f"proxreplay: {remark}", fg="yellow", err=True)
+    return result
+
+
+def parse_sets(sets: list[str] | None) -> dict[str, Any]:
+    """``["lpr.omega_0=4"]`` as ``{"lpr.omega_0": 4}``."""
+    from proxreplay.experiments.config import parse_value
+
+    values: dict[str, Any] = {}
+    for text in sets or []:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise InputError(f"--set {text}: give KEY=VALUE, such as --set lpr.omega_0=4.")
+        if key.strip() in values:
+            raise InputError(f"--set {text}: {key.strip()} is given twice.")
+        values[key.strip()] = parse_value(value)
+    return current(values)
+
+
+def parse_grid(texts: list[str]) -> dict[str, list[Any]] | None:
+    """``["lr=0.01,0.1"]`` as ``{"lr": [0.01, 0.1]}``; ``["paper"]`` as None."""
+    from proxreplay.experiments.config import parse_value
+
+    if texts == ["paper"]:
+        return None
+    grid: dict[str, list[Any]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        if not equals or not values:
+            raise InputError(f"--grid {text}: give KEY=V1,V2 or, alone, --grid paper.")
+        found = [parse_value(value) for value in values.split(",")]
+        if key.strip() in grid or any(found.count(value) > 1 for value in found):
+            raise InputError(f"--grid {text}: give each key and each of its values once.")
+        grid[key.strip()] = found
+    return current(grid)
+
+
+def parse_methods(text: str) -> list[str]:
+    """Methods such as ``er,lpr-er``."""
+    from proxreplay.experiments.recipes import find_method
+
+    names = [find_method(name.strip()).name for name in text.split(",")]
+    if len(set(names)) != len(names):
+        raise InputError(f"--methods {text}: give each method once.")
+    return names
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Seeds such as ``0-4`` or ``0,2,5-7``.
+
+    >>> parse_seeds("0,2,5-7")
+    [0, 2, 5, 6, 7]
+    """
+    ranges = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or len(first + last) > 40:
+            raise InputError(f"--seeds {text[:60]}: give numbers and ranges, such as 0-4 or 0,2,5.")
+        ranges.append(range(int(first), int(last or first) + 1))
+    if sum(found.stop - found.start for found in ranges) > MAX_SEEDS:
+        raise InputError(f"--seeds {text[:60]}: more than {MAX_SEEDS:,} seeds; give fewer.")
+    seeds = [seed for found in ranges for seed in found]
+    if len(set(seeds)) != len(seeds) or not seeds:
+        raise InputError(f"--seeds {text[:60]}: give each seed once, at least one.")
+    return seeds
