@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proxreplay.files import is_leftover, remove_leftovers, replacing, write_text
+from proxreplay.files import remove_leftovers, replacing, write_text
 
 WRITER = """
 import sys
@@ -69,7 +69,7 @@ def test_only_what_a_dead_writer_left_is_removed(tmp_path: Path) -> None:
         assert it.stdout is not None
         it.stdout.readline()
         (temporary,) = {*tmp_path.iterdir()} - {*foreign}
-        assert is_leftover(temporary.name)
+        assert temporary.name.endswith(".proxreplay-writing")
         remove_leftovers(tmp_path)
         write_text(path, "another")
         assert temporary.read_bytes() == b"half"

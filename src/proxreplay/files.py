@@ -30,8 +30,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     try:
         with file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            sync_file(file)
             _rename_or_remove(file, temporary, path)
     except BaseException:
         with suppress(OSError):
@@ -56,17 +55,18 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
                 _rename_or_remove(file, path, None)
 
 
-def is_leftover(name: str) -> bool:
-    """Whether `replacing` writes to files of this name."""
-    return bool(_TEMPORARY.fullmatch(name))
-
-
 def make_folder(folder: Path) -> None:
     """Make a folder and those above it, on disk when this returns."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         sync_folder(folder.parent)
+
+
+def sync_file(file: IO[bytes]) -> None:
+    """See that what was written is on disk."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

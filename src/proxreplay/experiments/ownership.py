@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,10 +10,13 @@ import yaml
 
 from proxreplay.errors import InputError
 from proxreplay.experiments.config import RunConfig, differences
-from proxreplay.experiments.results import read_config, write_text
+from proxreplay.experiments.results import read_config
+from proxreplay.files import make_folder, remove_leftovers, write_text
 from proxreplay.locking import locked
 
 log = logging.getLogger(__name__)
+
+_OLD_TEMPORARY = re.compile(r"(config\.yaml|(environment|result)\.json|failure\.txt)\.\d+\.tmp")
 
 
 @contextlib.contextmanager
@@ -26,7 +30,7 @@ def owned(folder: Path, config: RunConfig) -> Iterator[None]:
             was changed.
     """
     refuse_foreign(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(locked(folder / "lock"))
@@ -34,6 +38,7 @@ def owned(folder: Path, config: RunConfig) -> Iterator[None]:
             raise InputError(
                 f"{folder}: another process is at work on this run; wait for it or stop it."
             ) from None
+        _remove_leftovers(folder)
         known = folder / "config.yaml"
         differing = differences(read_config(known), config) if known.exists() else []
         if differing and _computed(folder):
@@ -54,7 +59,7 @@ def refuse_foreign(folder: Path) -> None:
         raise InputError(f"{folder} is not a folder; choose another --out.")
     if not folder.exists() or (folder / "config.yaml").exists():
         return
-    if any(p.name != "lock" and not _is_unfinished(p.name) for p in folder.iterdir()):
+    if not all(_may_be_new(path.name) for path in folder.iterdir()):
         raise InputError(f"{folder} is not empty and holds no run; choose another --out.")
 
 
@@ -76,6 +81,16 @@ def _computed(folder: Path) -> bool:
     )
 
 
-def _is_unfinished(name: str) -> bool:
-    """Whether the first writing of a configuration, if killed, leaves a file of this name."""
-    return "config.yaml." in name
+def _may_be_new(name: str) -> bool:
+    """Whether a folder with this file in it may still be new: it is hidden, or was ours."""
+    return name == "lock" or name.startswith(".") or bool(_OLD_TEMPORARY.fullmatch(name))
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes left of files they were writing, also those of version 0.1."""
+    for place in (folder, folder / "checkpoint"):
+        if place.is_dir():
+            remove_leftovers(place)
+    for path in folder.iterdir():
+        if _OLD_TEMPORARY.fullmatch(path.name):
+            path.unlink()

@@ -5,8 +5,10 @@ docs/run-folder.md describes every file and every line. `read_run` tells the sta
 ``broken``, and its problem says which file is wrong and how.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -44,6 +46,7 @@ class Result:
         eval_every: stream batches between evaluations; WC-Acc is optimistic if above 1.
         predictors: the main measures of the run's other networks, by name, such as ``online``
             where an average of the weights predicts.
+        records_sha256: of ``records.jsonl``; None for runs of version 0.1.
     """
 
     measures: Numbers
@@ -51,6 +54,7 @@ class Result:
     test_accuracy: list[float]
     eval_every: int
     predictors: dict[str, Numbers] = field(default_factory=dict)
+    records_sha256: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As in ``result.json``: ``online`` has a key of its own since the first version."""
@@ -62,6 +66,7 @@ class Result:
             "eval_every": self.eval_every,
             "online": self.predictors.get("online"),
             **({"predictors": others} if others else {}),
+            **({"records_sha256": self.records_sha256} if self.records_sha256 else {}),
         }
 
     @classmethod
@@ -74,6 +79,7 @@ class Result:
             [float(a) for a in values["test_accuracy"]],
             int(values["eval_every"]),
             {k: _main_numbers(v) for k, v in (online | values.get("predictors", {})).items()},
+            values.get("records_sha256"),
         )
 
 
@@ -243,6 +249,11 @@ class StoredRun:
         if self.status == "complete" and path.exists() and not evaluations(records):
             raise DataError("the run is complete but holds no evaluations")
         untreated = [r["untreated"] for r in records if r["kind"] == "rule" and "untreated" in r]
+        if self.result is not None and self.result.records_sha256 and path.exists():
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != self.result.records_sha256:
+                raise DataError("records.jsonl is not as the run wrote it")
         seconds, problem = self._seconds()
         found = recorded(records) if evaluations(records) else None
         return replace(
@@ -256,7 +267,7 @@ class StoredRun:
     def _seconds(self) -> tuple[Series | None, str | None]:
         """Timings are never a reason to leave a run out: what is wrong with them is told."""
         try:
-            timings = read_lines(self.folder / "timings.jsonl")
+            timings = read_timings(self.folder / "timings.jsonl")
             return _series(timings, lambda r: {k: r[k] for k in r if k != "position"}), None
         except Exception as error:
             return None, _problem("timings.jsonl", error)
@@ -345,6 +356,15 @@ def _read_json(path: Path, missing: Record | None = None) -> Record:
     if not isinstance(values, dict):
         raise DataError(f"{path.name}: not a mapping of keys to values")
     return values
+
+
+def read_timings(path: Path) -> list[Record]:
+    """The lines of ``timings.jsonl`` that can be read; a kill may have torn some."""
+    found = []
+    for line in _read(path).splitlines() if path.is_file() else ():
+        with suppress(ValueError, RecursionError):
+            found.append(json.loads(line))
+    return [line for line in found if isinstance(line, dict)]
 
 
 def read_lines(path: Path) -> list[Record]:

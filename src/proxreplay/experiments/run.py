@@ -3,40 +3,44 @@
 import errno
 import json
 import logging
-import os
-import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from proxreplay.batch import Batch
 from proxreplay.data import Stream, Subset
-from proxreplay.errors import CheckpointError, InputError, ProxreplayError, StorageError
+from proxreplay.errors import CheckpointError, DataError, InputError, ProxreplayError, StorageError
 from proxreplay.evaluation import evaluate
 from proxreplay.experiments.build import build_learner, build_stream
-from proxreplay.experiments.checkpoint import load_checkpoint, save_checkpoint
-from proxreplay.experiments.config import RunConfig
+from proxreplay.experiments.checkpoint import (
+    load_checkpoint,
+    remove_checkpoints,
+    save_checkpoint,
+)
+from proxreplay.experiments.config import RunConfig, differences
 from proxreplay.experiments.configure import declared
 from proxreplay.experiments.diagnose import Diagnostics
 from proxreplay.experiments.environment import describe_environment
 from proxreplay.experiments.interrupt import StopRequest
+from proxreplay.experiments.journal import Journal
 from proxreplay.experiments.ownership import mark_failed, owned, refuse_foreign
 from proxreplay.experiments.results import (
     Record,
     Result,
     read_lines,
     read_run,
+    read_timings,
     summarise,
     write_result,
-    write_text,
 )
 from proxreplay.experiments.trackers import TRACKERS, Tracker, check_trackers
+from proxreplay.files import write_text
 from proxreplay.seeding import generator
 
 log = logging.getLogger(__name__)
@@ -110,8 +114,15 @@ def run(
         known = (folder / "config.yaml").exists()
         if known:
             held.enter_context(owned(folder, config))
-            if (result := read_run(folder).result) is not None:
-                return result
+            stored = read_run(folder)
+            if stored.status == "broken":
+                raise DataError(
+                    f"{folder}: its result cannot be read ({stored.problem}). Remove that file to "
+                    "make the run again."
+                )
+            if stored.result is not None:
+                remove_checkpoints(folder / "checkpoint")
+                return stored.result
         refuse_foreign(folder)
         made = _Run(config, folder, options)  # may fail; until then nothing is written
         if not known:
@@ -145,8 +156,7 @@ class _Run:
         self.seconds = dict.fromkeys(("learning", "evaluating", "saving"), 0.0)
         self.accuracy: float | None = None
         self.untreated: dict[str, str] | None = None
-        self.records = _Lines(folder / "records.jsonl")
-        self.timings = _Lines(folder / "timings.jsonl")
+        self.records = Journal(folder / "records.jsonl")
         self.digest = dataset.digest
         self.trackers: list[Tracker] = []
 
@@ -156,7 +166,7 @@ class _Run:
             environment = describe_environment(self.digest())
             write_text(self.folder / "environment.json", json.dumps(environment, indent=2) + "\n")
         self._restore()
-        with self._tracked(), self.records, self.timings:
+        with self.records, self._tracked():
             for batch in self.stream:
                 self._learn(batch)
                 due = evaluation_due(self.stream, self.stream.position - 1, self.config.eval_every)
@@ -178,9 +188,12 @@ class _Run:
             for record in self.diagnostics.at_end(last):
                 self._record(record)
             self._record_timings()
+            written = self.records.secure()
+        self.records.check(written)
         result = summarise(read_lines(self.records.path), self.config.eval_every)
+        result = replace(result, records_sha256=written["sha256"])
         write_result(self.folder / "result.json", result)
-        shutil.rmtree(self.folder / "checkpoint", ignore_errors=True)
+        remove_checkpoints(self.folder / "checkpoint")
         log.info("complete: %s", result)
         return result
 
@@ -261,6 +274,7 @@ class _Run:
     def _save(self) -> None:
         with self._clock("saving"):
             state = {
+                "config": self.config.to_dict(),
                 "stream": self.stream.state_dict(),
                 "records": self.records.secure(),
                 "accuracy": self.accuracy,
@@ -272,12 +286,17 @@ class _Run:
         self._record_timings()
 
     def _record_timings(self) -> None:
-        self.timings.write({"position": self.stream.position, **self.seconds})
-        self.timings.secure()
+        """Append the seconds spent so far; a run never stops because that fails."""
+        line = json.dumps({"position": self.stream.position, **self.seconds})
+        try:
+            with (self.folder / "timings.jsonl").open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            log.warning("timings.jsonl could not be written: %s", error)
 
     def _restore(self) -> None:
         """Go back to the newest checkpoint; what was recorded after it is made again."""
-        parts = load_checkpoint(self.folder / "checkpoint")
+        parts = load_checkpoint(self.folder / "checkpoint", self._check_fits)
         state: dict[str, Any] = {"records": 0, "accuracy": None, "untreated": None}
         if parts is not None:
             state = parts.pop("run")
@@ -285,11 +304,22 @@ class _Run:
             self.learner.load_state_dict(parts)
             self.diagnostics.load_state_dict(state["diagnostics"])
             log.info("resumed after %d stream batches", self.stream.position)
-        self.records.cut(state["records"])
+        self.records.check(state["records"])
         self.accuracy = state["accuracy"]
         self.untreated = state["untreated"]
-        if spent := read_lines(self.timings.path):
-            self.seconds = {name: spent[-1].get(name, 0.0) for name in self.seconds}
+        with suppress(DataError, OSError):  # a run never stops because of its timings
+            spent = (read_timings(self.folder / "timings.jsonl") or [{}])[-1]
+            self.seconds |= {k: spent[k] for k in self.seconds if isinstance(spent.get(k), float)}
+
+    def _check_fits(self, parts: dict[str, Any]) -> None:
+        """Raise a CheckpointError unless a checkpoint is of this run and its records are there."""
+        try:
+            saved = RunConfig("", "").with_values(parts["run"].get("config", self.config.to_dict()))
+            if differing := differences(saved, self.config):
+                raise CheckpointError(f"it is of another configuration ({'; '.join(differing)})")
+            self.records.check(parts["run"]["records"])
+        except (LookupError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"this is not the checkpoint of a run ({error!r})") from error
 
     @contextmanager
     def _clock(self, name: str) -> Iterator[None]:
@@ -302,44 +332,6 @@ def _moment(batch: Batch) -> Record:
     return {"position": batch.position, "task": batch.task}
 
 
-class _Lines:
-    """A file of JSON lines: appended to, or cut back to what a checkpoint knows."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: IO[bytes] | None = None
-
-    def __enter__(self) -> None:
-        self._file = self.path.open("ab")
-
-    def __exit__(self, *_: object) -> None:
-        assert self._file is not None
-        self._file.close()
-        self._file = None
-
-    def write(self, record: Record) -> None:
-        assert self._file is not None
-        self._file.write(json.dumps(record).encode() + b"\n")
-
-    def secure(self) -> int:
-        """See that everything is on disk; returns the length of the file."""
-        assert self._file is not None
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return self._file.tell()
-
-    def cut(self, length: int) -> None:
-        """Drop what comes after ``length`` bytes."""
-        size = self.path.stat().st_size if self.path.exists() else 0
-        if size < length:
-            raise CheckpointError(
-                f"{self.path}: {size} bytes, but the checkpoint knows of {length}; records are "
-                "missing. Remove the folder to start this run again."
-            )
-        if size > length:
-            os.truncate(self.path, length)
-
-
 def evaluation_due(stream: Stream, position: int, every: int) -> bool:
     """Every so many batches, and always around a task switch, where the dips are.
 
@@ -350,13 +342,16 @@ def evaluation_due(stream: Stream, position: int, every: int) -> bool:
     return (position + 1) % every == 0 or around_switch or position == len(stream) - 1
 
 
+_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+
+
 @contextmanager
 def _storage_trouble(folder: Path) -> Iterator[None]:
     """A full disk or a read-only folder is told in one line; the way out is to make room."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+        if error.errno not in _TROUBLE:
             raise
         raise StorageError(
             f"{folder}: cannot write ({error.strerror}). What is there is intact; make room or "
