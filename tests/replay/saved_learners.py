@@ -39,8 +39,8 @@ LOSSES: dict[str, Loss] = {
     "derpp": derpp,
     "derpp_snapshot": derpp_snapshot,
 }
-KINDS = [f"{name}{lpr}{ema}" for name in LOSSES for lpr in ("", "+lpr") for ema in ("", "+ema")]
-BEFORE, AFTER = 13, 9
+KINDS = ["er", "er+lpr", "er+ema", *(f"{name}+lpr+ema" for name in LOSSES)]
+BEFORE, AFTER = 11, 6
 
 
 def momentum(parameters: Any) -> torch.optim.Optimizer:

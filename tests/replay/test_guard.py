@@ -107,3 +107,12 @@ def test_a_loss_of_ones_own_that_runs_one_example_alone() -> None:
     with pytest.raises(InputError, match="BatchNorm"):
         learner.learn(torch.randn(1, 3), [0])
     assert_same_state(learner.state_dict(), before)
+
+
+def test_large_gradients_and_infinite_masks_are_no_divergence() -> None:
+    def loss(model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+        return 1e25 * er(model, incoming, replay)  # the norm overflows, no gradient does
+
+    model = mlp(3, hidden=(4,))
+    model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    Learner(model, loss=loss, lr=1e-30).learn(torch.randn(4, 3), Y)

@@ -708,9 +708,9 @@ def test_inputs_to_predict_are_checked() -> None:
 # Long streams -------------------------------------------------------------------------------------
 
 
-@every_loss
+@pytest.mark.parametrize("loss", [derpp, derpp_snapshot], ids=["derpp", "derpp_snapshot"])
 def test_a_long_stream_keeps_nothing_but_the_memory(loss: Loss) -> None:
-    """Live objects, tensors and stored bytes are the same after 50 and after 550 batches."""
+    """Live objects, tensors and stored bytes are the same after 50 and after 350 batches."""
     model = mlp(3, hidden=(4,))
     learner = Learner(
         model,
@@ -734,9 +734,9 @@ def test_a_long_stream_keeps_nothing_but_the_memory(loss: Loss) -> None:
         tensors = sum(issubclass(type(thing), Tensor) for thing in objects)
         return len(objects), tensors, learner.memory.nbytes
 
-    early, late = run(50), run(500)
+    early, late = run(50), run(300)
     assert early[1:] == late[1:]
-    assert late[0] - early[0] < 100  # fewer than one in five batches
+    assert late[0] - early[0] < 60  # fewer than one in five batches
 
 
 def test_predictions_do_not_depend_on_how_many_are_made_at_once() -> None:

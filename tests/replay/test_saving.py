@@ -28,6 +28,7 @@ from proxreplay.errors import CheckpointError, InputError
 from proxreplay.models import mlp, slim_resnet18, small_cnn
 from proxreplay.proximal import OWM, Strength
 from proxreplay.replay.memory import Memory
+from proxreplay.serialization import save_state
 from tests.reference import assert_same_state
 from tests.replay import saved_learners
 from tests.replay.saved_learners import BEFORE, KINDS, go_on, learn, make, momentum, network
@@ -307,3 +308,47 @@ def test_a_network_of_ones_own_is_asked_for(tmp_path: Path) -> None:
     learner.save(tmp_path / "saved")
     with pytest.raises(InputError, match="a network of your own; build it again and hand it in"):
         Learner.load(tmp_path / "saved")
+
+
+OLD_NAMES = {
+    "proxreplay.LPR": "proxreplay.proximal.lpr.LPR",
+    "proxreplay.Strength": "proxreplay.proximal.strength.Strength",
+    "proxreplay.Lode": "proxreplay.replay.losses.Lode",
+}
+
+
+def as_before(value: Any) -> Any:
+    """Descriptions as the version before rooms and `Labels.met` wrote them: with modules."""
+    if isinstance(value, dict):
+        values = {key: as_before(item) for key, item in value.items() if key != "met"}
+        return values | ({"name": OLD_NAMES[values["name"]]} if "name" in values else {})
+    return tuple(map(as_before, value)) if isinstance(value, tuple) else value
+
+
+def test_a_learner_of_the_version_before_goes_on(tmp_path: Path) -> None:
+    model = mlp(6, hidden=(8,))
+    overrides = {"linear1": Strength(0.5)}
+    learner = Learner(model, RingMemory(6), LPR(model, 2.0, overrides=overrides), loss=Lode(0.2))
+    names = ["a", "b", "c", "a"]
+    learner.learn(torch.randn(4, 6), names)
+    state = learner.state_dict()
+    own = state["learner"]
+    old = own | {"parts": as_before(own["parts"]), "labels": as_before(own["labels"])}
+    assert old["parts"] != own["parts"]
+    save_state(tmp_path / "old", state | {"learner": old})
+    again = Learner.load(tmp_path / "old")
+    x = torch.randn(4, 6)
+    assert again.learn(x, names) == learner.learn(x, names)
+    assert again.forget(label="b") == learner.forget(label="b") > 0
+
+
+def test_an_optimizer_beside_a_rate_that_it_ignored_goes_on() -> None:
+    """The version before kept ``lr`` beside an optimizer of one's own."""
+    learner = Learner(mlp(3), optimizer=adam)
+    learner.learn(torch.randn(4, 3), [0, 1, 2, 1])
+    state = learner.state_dict()
+    state["learner"]["options"]["lr"] = 0.3
+    again = Learner(mlp(3), optimizer=adam)
+    again.load_state_dict(state)
+    x = torch.randn(4, 3)
+    assert again.learn(x, [0, 1, 2, 1]) == learner.learn(x, [0, 1, 2, 1])

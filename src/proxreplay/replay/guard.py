@@ -1,9 +1,7 @@
 """A step that cannot be made leaves no trace."""
 
-import math
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -23,33 +21,31 @@ class Guard:
     """
 
     def __init__(self, model: nn.Module, generators: Mapping[str, torch.Generator]) -> None:
-        self.model = model
+        self.parameters = dict(model.named_parameters())
+        self.buffers = dict(model.named_buffers())
         self.generators = generators
 
-    def __enter__(self) -> Self:
-        named = self.model.named_buffers()
-        self._buffers = {name: (buffer, buffer.clone()) for name, buffer in named}
+    def __enter__(self) -> None:
+        self._before = {name: buffer.clone() for name, buffer in self.buffers.items()}
         self._states = {name: rng.get_state() for name, rng in self.generators.items()}
-        return self
 
     def check_finite(self, loss: Tensor) -> None:
         """Refuse a step whose loss, gradients or new buffers hold NaN or infinity."""
-        found = {
-            f"the gradient of '{name}'": p.grad.coalesce().values() if p.grad.is_sparse else p.grad
-            for name, p in self.model.named_parameters()
-            if p.grad is not None
-        }
-        before = {f"the buffer '{name}'": kept for name, (_, kept) in self._buffers.items()}
-        found |= {f"the buffer '{name}'": now for name, (now, _) in self._buffers.items()}
-        floating = [t for t in found.values() if t.is_floating_point() and t.numel() > 0]
-        largest = torch._foreach_norm(floating, math.inf)
-        if _finite(torch.cat([x.detach().reshape(1) for x in (loss, *largest)])):
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        tensors = [g.coalesce().values() if g.is_sparse else g for g in gradients]
+        tensors += [buffer for buffer in self.buffers.values() if buffer.is_floating_point()]
+        norms = torch._foreach_norm(tensors)  # may overflow: then what follows decides
+        if _finite(sum((norm.to(loss.device) for norm in norms), start=loss.detach())):
             return
         broken = [
-            name
-            for name, tensor in found.items()
-            if not _finite(tensor) and _finite(before.get(name, loss.new_zeros(())))
-        ]  # a mask may well hold infinity
+            f"the gradient of '{name}'"
+            for name, p in self.parameters.items()
+            if p.grad is not None and not _finite(p.grad)
+        ] + [
+            f"the buffer '{name}'"
+            for name, buffer in self.buffers.items()
+            if not _finite(buffer) and _finite(self._before[name])  # a mask may hold infinity
+        ]
         if not broken and _finite(loss):
             return
         also = f", and {broken[0]} is not finite" if broken else ""
@@ -67,17 +63,17 @@ class Guard:
     ) -> None:
         if error is not None:
             with torch.no_grad():
-                for buffer, before in self._buffers.values():
-                    buffer.copy_(before)
+                for name, before in self._before.items():
+                    self.buffers[name].copy_(before)
             for name, state in self._states.items():
                 self.generators[name].set_state(state)
-        del self._buffers, self._states
+        self._before, self._states = {}, {}
         if isinstance(error, ValueError) and BATCH_OF_ONE in str(error):
             raise _batch_of_one() from error
 
 
 def _finite(tensor: Tensor) -> bool:
-    return bool(tensor.isfinite().all())
+    return bool((tensor.coalesce().values() if tensor.is_sparse else tensor).isfinite().all())
 
 
 def check_batch_of_one(model: nn.Module, inputs: Tensor) -> None:

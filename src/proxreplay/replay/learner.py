@@ -153,11 +153,11 @@ class Learner(Saving, Predictor):
         incoming = self._admit(x, y)
         if not incoming.train:
             return self._remember(incoming)
-        losses = []
+        losses, guard = [], Guard(self.model, self.views.generators)
         self.model.train()
         with self._own_randomness():
             for step in range(self.steps_per_batch):
-                with Guard(self.model, self.views.generators) as guard:
+                with guard:
                     batch = self.views.of(incoming, "incoming")
                     replay = self.provider.replay(self.views, self.replay_batch)
                     if step == self.steps_per_batch - 1:

@@ -12,7 +12,6 @@ group keeps its ``quota`` largest weights:
 
 import heapq
 import math
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -70,7 +69,7 @@ class Group:
         return losers
 
 
-class Memory(ABC):
+class Memory:
     """Examples from the stream that can be replayed, with what was stored beside them.
 
     Every example ever offered gets an id, counting up from 0. Stored beside inputs, labels and the
@@ -117,13 +116,17 @@ class Memory(ABC):
         self._batches = 0
         self._changes = 0
 
-    @abstractmethod
     def _group_of(self, label: int) -> int:
         """The group an example with this label competes in."""
+        return 0
 
-    @abstractmethod
     def _weights(self, ids: range, generator: torch.Generator) -> list[float]:
         """The weights of examples that arrive; the larger ones stay."""
+        draws = torch.rand(
+            len(ids), dtype=torch.float64, generator=generator, device=generator.device
+        )
+        weights: list[float] = draws.tolist()
+        return weights
 
     def quotas(self) -> dict[int, int]:
         """How many examples each group may keep: the label of a class, or 0 where all are one."""
@@ -423,9 +426,6 @@ class ClassBalancedMemory(Memory):
     def _group_of(self, label: int) -> int:
         return label
 
-    def _weights(self, ids: range, generator: torch.Generator) -> list[float]:
-        return _uniform(len(ids), generator)
-
     def remove_class(self, label: int) -> int:
         """Delete a class as if it had never been seen; returns how many examples were stored.
 
@@ -440,18 +440,9 @@ class ClassBalancedMemory(Memory):
 class ReservoirMemory(Memory):
     """A uniform sample of the whole stream so far, whatever the labels."""
 
-    def _group_of(self, label: int) -> int:
-        return 0
-
-    def _weights(self, ids: range, generator: torch.Generator) -> list[float]:
-        return _uniform(len(ids), generator)
-
 
 class RingMemory(Memory):
     """The most recent examples; a newcomer takes the place of the oldest."""
-
-    def _group_of(self, label: int) -> int:
-        return 0
 
     def _weights(self, ids: range, generator: torch.Generator) -> list[float]:
         return [float(i) for i in ids]
@@ -466,9 +457,6 @@ class UnlimitedMemory(Memory):
 
     def __init__(self, *, device: torch.device | str | None = None) -> None:
         self._set_up(None, None, device)
-
-    def _group_of(self, label: int) -> int:
-        return 0
 
     def _weights(self, ids: range, generator: torch.Generator) -> list[float]:
         return []
@@ -493,12 +481,6 @@ def distinct(n: int, total: int, generator: torch.Generator) -> Tensor:
         draws = torch.randint(1 << bits, shape, generator=generator, device=generator.device)
         found.update(dict.fromkeys(value for value in draws.tolist() if value < total))
     return torch.tensor(list(found)[:n])
-
-
-def _uniform(n: int, generator: torch.Generator) -> list[float]:
-    draws = torch.rand(n, dtype=torch.float64, generator=generator, device=generator.device)
-    weights: list[float] = draws.tolist()
-    return weights
 
 
 def _select(rows: dict[str, Tensor], ids: range, stored: list[int]) -> dict[str, Tensor]:

@@ -3,13 +3,14 @@
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from proxreplay import seeding
 from proxreplay.batch import Batch
 from proxreplay.errors import InputError
 from proxreplay.models.heads import GrowingHead
@@ -18,7 +19,6 @@ from proxreplay.proximal.layers.capture import as_written, untouched
 from proxreplay.replay.averaging import EMA
 from proxreplay.replay.intake import InputKind, Intake, stream_batches
 from proxreplay.replay.placement import Placement
-from proxreplay.seeding import alone
 
 Transform = Callable[[Tensor, torch.Generator | None], Tensor]
 
@@ -26,21 +26,11 @@ ELEMENTS_PER_PASS = 100 * 3 * 32 * 32  # of inputs that are predicted at once on
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
+_NOBODY = nullcontext()
 
 
-def locked(method: _Method) -> _Method:
+def locked(method: _Method, *, alone: AbstractContextManager[Any] = _NOBODY) -> _Method:
     """Let a method wait until no other thread is inside the same object."""
-
-    @functools.wraps(method)
-    def waiting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._lock:
-            return method(self, *args, **kwargs)
-
-    return cast(_Method, waiting)
-
-
-def changing(method: _Method) -> _Method:
-    """The same for a method that changes something; all objects share torch's generators."""
 
     @functools.wraps(method)
     def waiting(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -48,6 +38,11 @@ def changing(method: _Method) -> _Method:
             return method(self, *args, **kwargs)
 
     return cast(_Method, waiting)
+
+
+def changing(method: _Method) -> _Method:
+    """The same for a method that changes something; all objects share torch's generators."""
+    return locked(method, alone=seeding.alone)
 
 
 class Predictor:
