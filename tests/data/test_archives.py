@@ -47,6 +47,13 @@ def test_unpacking_gives_the_files_inside_the_common_folder(good, tmp_path):
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["new"]
 
 
+def test_what_a_killed_unpacking_left_behind_goes_with_the_next(good, tmp_path):
+    write_files(tmp_path / "out" / ".new.proxreplay-unpacking", {"half": b"x"})
+    write_files(tmp_path / "out" / ".new-mine", {"kept": b"mine"})
+    unpack(good, tmp_path / "out" / "new")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [".new-mine", "new"]
+
+
 def test_an_existing_folder_is_not_touched(good, tmp_path):
     kept = write_files(tmp_path / "out", {"kept": b"mine"})
     with pytest.raises(DataError, match="exists already"):

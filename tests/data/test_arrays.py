@@ -95,6 +95,46 @@ def test_npz_with_validation_and_domains(tmp_path):
     assert data.validation.domains.tolist() == (Y % 2).tolist()
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [("X", "y"), ("x", "y"), ("data", "target"), ("X_train", "y_train"), ("train_x", "train_y")],
+    ids="-".join,
+)
+def test_usual_names_of_npz_keys_are_understood(tmp_path, keys):
+    np.savez(tmp_path / "x.npz", **dict(zip(keys, (X, Y), strict=True)))
+    data = from_npz(tmp_path / "x.npz")
+    assert (len(data.train), len(data.test), data.classes) == (16, 4, ("0", "1", "2", "3"))
+
+
+@pytest.mark.parametrize("kind", [np.str_, np.bytes_])
+def test_names_as_labels_get_numbers_in_natural_order(tmp_path, kind):
+    names = np.array(["c10", "c9", "c10", "a"]).astype(kind)
+    np.savez(tmp_path / "x.npz", x=X[:4], y=names, x_test=X[:1], y_test=names[1:2])
+    data = from_npz(tmp_path / "x.npz")
+    assert data.classes == ("a", "c9", "c10")
+    assert data.train.labels.tolist() == [2, 1, 2, 0]
+    assert data.test.labels.tolist() == [1]
+
+
+def test_names_follow_the_classes_that_are_given():
+    names = np.array(["b", "a"], dtype=object)
+    assert from_arrays("t", (X[:2], names), (X[:2], names), classes=["b", "a"]).train.labels[0] == 0
+    with pytest.raises(DataError, match="'b' is not among the names"):
+        from_arrays("t", (X[:2], names), classes=["a", "c"])
+
+
+def test_sixteen_bit_inputs_keep_their_values():
+    deep = np.full((20, 1, 2, 2), 65535, np.uint16)
+    assert from_arrays("t", (deep, Y)).train.inputs.max() == 65535
+
+
+def test_labels_with_large_gaps_and_ragged_labels_are_refused():
+    with pytest.raises(DataError, match="the largest is 50000"):
+        from_arrays("t", (X, np.where(Y == 3, 50_000, Y)))
+    with pytest.raises(DataError, match="rows of one length"):
+        from_arrays("t", (X[:2], [[0], [1, 2]]))
+
+
 def test_npz_with_objects_is_refused_without_unpickling(tmp_path):
     class Boom:
         def __reduce__(self):

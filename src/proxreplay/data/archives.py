@@ -5,10 +5,10 @@ members and too many bytes. No read takes more memory than its limit, whatever a
 """
 
 import gzip
+import shutil
 import stat
 import struct
 import tarfile
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +19,7 @@ from typing import IO, Any, cast
 
 from proxreplay.data.sources import UNREADABLE, regular, walk_files
 from proxreplay.errors import DataError, ProxreplayError
+from proxreplay.locking import locked
 
 COPY_CHUNK = 1 << 20
 MAX_READ = 32 * 2**20  # at a time: a list of members or an extended header, not content
@@ -145,20 +146,23 @@ def unpack(archive: Path, folder: Path, limits: Limits | None = None) -> None:
     if folder.exists():
         raise DataError(f"{folder} exists already; move it away before unpacking {archive.name}.")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        open_files(archive, limits) as files,
-        tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch,
-    ):
-        fresh = Path(scratch, "fresh")
-        fresh.mkdir()
-        for name, size in files.sizes.items():
-            target = fresh.joinpath(*PurePosixPath(name).parts)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with files.open(name) as content, target.open("xb") as file:
-                _copy(content, file, size, f"{archive}: member '{name}'")
-        inside = list(fresh.iterdir())
-        top = inside[0] if len(inside) == 1 and inside[0].is_dir() else fresh
-        top.rename(folder)
+    scratch = folder.with_name(f".{folder.name}.proxreplay-unpacking")
+    lock = folder.with_name(f".{folder.name}.proxreplay-lock")
+    with open_files(archive, limits) as files, locked(lock, wait=True):
+        try:
+            shutil.rmtree(scratch, ignore_errors=True)  # of a killed process; the lock is ours
+            scratch.mkdir()
+            for name, size in files.sizes.items():
+                target = scratch.joinpath(*PurePosixPath(name).parts)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with files.open(name) as content, target.open("xb") as file:
+                    _copy(content, file, size, f"{archive}: member '{name}'")
+            inside = list(scratch.iterdir())
+            top = inside[0] if len(inside) == 1 and inside[0].is_dir() else scratch
+            top.rename(folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+            lock.unlink()
 
 
 def _copy(content: IO[bytes], file: IO[bytes], size: int, what: str) -> None:

@@ -108,11 +108,17 @@ def _inputs(what: str, values: ArrayLike) -> Tensor:
     return inputs
 
 
-def _numbers(what: str, values: ArrayLike) -> Array:
+def _array(what: str, values: ArrayLike) -> Array:
     try:
-        array: Array = np.array(values)  # a copy: torch warns about arrays that are read-only
+        if isinstance(values, Tensor):
+            return values.numpy().copy()
+        return np.array(values)  # a copy: torch warns about arrays that are read-only
     except ValueError as error:
         raise DataError(f"{what}: no array ({error}); give rows of one length.") from error
+
+
+def _numbers(what: str, values: ArrayLike) -> Array:
+    array = _array(what, values)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{what}: an array of {array.dtype}; give numbers.")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch hardly knows these
@@ -126,7 +132,7 @@ def _numbered(
     what: str, given: Mapping[str, ArrayLike], names: Sequence[str] | None
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Labels or domains of every part as int64 ``[n]``, and a name for every number."""
-    arrays = {part: np.asarray(values) for part, values in given.items()}
+    arrays = {part: _array(what, values) for part, values in given.items()}
     arrays = {part: a[:, 0] if a.ndim == 2 and a.shape[1] == 1 else a for part, a in arrays.items()}
     if any(a.dtype.kind in "US" or _holds_names(a) for a in arrays.values()):
         return _from_names(what, arrays, names)
