@@ -31,12 +31,12 @@ def train(tasks: list[tuple[Tensor, Tensor]], use_lpr: bool, seed: int) -> float
             inputs = torch.cat([x[start : start + 10], memory_x[replay]])
             labels = torch.cat([y[start : start + 10], memory_y[replay]])
             for _ in range(3):
+                if use_lpr and step % 30 == 0:  # 2: now and then
+                    lpr.refresh(memory_x)  # 3: what must not be forgotten
                 optimizer.zero_grad()
                 F.cross_entropy(model(inputs), labels).backward()
                 optimizer.step()
                 step += 1
-                if use_lpr and step % 30 == 0:  # 2: now and then
-                    lpr.refresh(memory_x)  # 3: what must not be forgotten
             if number == 1:
                 right = model(first_x[50:]).argmax(dim=1) == first_y[50:]
                 lowest = min(lowest, right.float().mean().item())

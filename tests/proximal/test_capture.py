@@ -8,7 +8,7 @@ from torch import nn
 
 from proxreplay import LPR
 from proxreplay.errors import InputError, RefreshError
-from proxreplay.proximal.layers.capture import as_batches
+from proxreplay.proximal.layers.batches import as_batches
 from tests.reference import assert_same_state, random, shake_
 
 
@@ -186,9 +186,8 @@ def test_batches_may_be_tensors_tuples_or_dicts_and_give_the_same():
     scale = torch.ones(6, 1, 1)
     batches = {
         "tensor": tokens,
-        "tensors": [tokens[:2], tokens[2:]],
+        "tensors": [(tokens[:2],), (tokens[2:],)],
         "tuples": [(tokens[:4], scale[:4]), (tokens[4:], scale[4:])],
-        "lists": [[tokens, scale]],
         "dicts": [{"tokens": tokens, "scale": scale, "flag": True}],
         "one dict": {"tokens": tokens, "flag": True},
         "generator": (part for part in tokens.split(1)),
@@ -334,11 +333,12 @@ def test_data_parallel_models_have_plain_names_and_the_same_gradients():
         ((50, 3, 224, 224), [20, 20, 10]),
         ((100, 3, 64, 64), [85, 15]),
         ((300, 4), [200, 100]),
-        ((0, 4), [0]),
+        ((0, 4), []),
     ],
     ids=["cifar", "photos", "between", "features", "nothing"],
 )
 def test_large_inputs_are_taken_fewer_at_a_time(shape: tuple[int, ...], batches: list[int]) -> None:
     inputs = torch.empty(shape, device="meta")
-    assert [len(batch) for batch in as_batches(inputs, None, 0)] == batches
-    assert [len(b) for b in as_batches(inputs[:9], 4, 0)] == ([4, 4, 1] if shape[0] else [0])
+    assert [len(batch) for batch in as_batches(inputs, nn.ReLU(), None, 0)] == batches
+    some = as_batches(inputs[:9], nn.ReLU(), 4, 0)
+    assert [len(b) for b in some] == ([4, 4, 1] if shape[0] else [])

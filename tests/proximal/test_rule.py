@@ -1,13 +1,14 @@
 """Any optimizer, any loop: `attach` does what calling `precondition_` by hand does."""
 
 import copy
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
 from proxreplay import LPR
-from proxreplay.errors import InputError, RefreshError
+from proxreplay.errors import RefreshError
 from tests.reference import assert_same_state, fill_gradients_, flat_gradient
 
 
@@ -45,6 +46,9 @@ def train(make_optimizer, *, attached, steps, refresh_every=10, autocast=False):
         if step % refresh_every == 0:
             lpr.refresh(x)
     return model
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:LPR. every gradient stays as it is")
 
 
 def groups(model):
@@ -197,14 +201,12 @@ def test_parameters_of_other_optimizers_are_not_touched():
     assert changed == {"0.weight", "4.weight", "4.bias"}
 
 
-def test_detach_undoes_attach_and_attaching_twice_is_refused():
+def test_detach_undoes_attach():
     model = make_model()
     x, _ = next(batches(1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     lpr = LPR(model, omega_0=4.0)
     assert lpr.attach(optimizer) is lpr
-    with pytest.raises(InputError, match="attached already"):
-        lpr.attach(optimizer)
     lpr.refresh(x)
     lpr.detach()
     lpr.detach()
@@ -311,3 +313,49 @@ def test_a_model_may_be_copied_with_its_rule():
     twin = copy.deepcopy(lpr)
     assert twin.model is not model
     assert_same_state(twin.state_dict(), lpr.state_dict())
+
+
+def test_a_rule_that_was_never_refreshed_says_so_once():
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lpr = LPR(model).attach(optimizer)
+    assert set(lpr.untreated.values()) == {"not refreshed yet."}
+    assert "not refreshed yet" in repr(lpr)
+    with pytest.warns(UserWarning, match=r"LPR: every gradient stays as it is; call refresh"):
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+
+
+def test_a_wrapped_optimizer_is_unwrapped():
+    class Wrapper(torch.optim.Optimizer):  # as Accelerate has it: nothing of its own is set up
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+
+        param_groups = property(lambda self: self.optimizer.param_groups)
+
+        def step(self, closure=None):
+            return self.optimizer.step(closure)
+
+    model = make_model()
+    x, _ = next(batches(1))
+    wrapped = Wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    lpr = LPR(model, omega_0=4.0).attach(wrapped)
+    lpr.refresh(x)
+    fill_gradients_(model)
+    before = model[4].weight.grad.clone()
+    wrapped.step()
+    assert not torch.equal(model[4].weight.grad, before)
+
+
+def test_a_rule_and_its_layers_print_as_a_table():
+    model = make_model()
+    lpr = LPR(model, omega_0=4.0)
+    lpr.refresh(next(batches(1))[0])
+    lines = repr(lpr.layers).splitlines()
+    assert lines[0].split() == ["layer", "type", "d", "groups", "positions", "omega", "MB"]
+    assert [line.split()[0] for line in lines[1:]] == list(lpr.layers)
+    assert "omega_0=4.0" in repr(lpr)
+    assert "not attached" in repr(lpr)
+    assert repr(lpr.layers) in repr(lpr)

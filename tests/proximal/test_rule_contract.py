@@ -1,6 +1,7 @@
 """What every gradient rule promises, run over every rule."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from proxreplay.proximal import (
     StreamProgress,
 )
 from proxreplay.serialization import load_state, save_state
-from tests.reference import flat_gradient
+from tests.reference import assert_same_state, flat_gradient
 
 RULES = {
     "LPR": lambda model: LPR(model, omega_0=4.0),
@@ -135,8 +136,9 @@ def test_attached_it_does_the_same_inside_the_optimizer_until_detached(make):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     twin_optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
     assert rule.attach(optimizer) is rule
+    rule.attach(optimizer)  # again changes nothing
     with pytest.raises(InputError, match="attached already"):
-        rule.attach(optimizer)
+        rule.attach(torch.optim.SGD(list(model.parameters())[:1], lr=0.1))
     optimizer.step()
     twin_rule.precondition_()
     twin_optimizer.step()
@@ -238,7 +240,36 @@ def test_a_model_without_anything_to_train_is_no_error(make):
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     rule.refresh(torch.randn(5, 4))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)  # left over from when it was trained
     rule.precondition_()
+    assert all(torch.equal(p.grad, torch.ones_like(p)) for p in model.parameters())
+    assert not getattr(rule, "layers", {})
+
+
+@every_rule
+def test_an_optimizer_of_another_model_is_refused(make):
+    rule = make(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)))
+    with pytest.raises(InputError, match="holds no parameter of the rule's model"):
+        rule.attach(torch.optim.SGD(nn.Linear(4, 3).parameters(), lr=0.1))
+
+
+@every_rule
+def test_an_attached_rule_is_copied_and_pickled_without_its_optimizer(make):
+    model, rule = prepared(make)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rule.attach(optimizer)
+    rule.precondition_()
+    for twin in (copy.deepcopy(rule), pickle.loads(pickle.dumps(rule))):
+        assert_same_state(twin.state_dict(), rule.state_dict())
+        twin.attach(torch.optim.SGD(twin.model.parameters(), lr=0.1))
+        assert twin.model is not model
+    rule.attach(torch.optim.SGD(model.parameters(), lr=0.2))  # takes over, as in a second fit
+    optimizer.zero_grad()
+    backward_(model, examples(8, 1))
+    before = flat_gradient(model)
+    optimizer.step()
+    assert torch.equal(flat_gradient(model), before)
 
 
 @every_rule

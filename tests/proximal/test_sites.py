@@ -173,7 +173,7 @@ def test_parameters_that_no_known_layer_reads_are_named():
 
     lpr = LPR(Odd())
     assert lpr.untreated["token"] == "Odd is not known; teach it with register_layer()."
-    assert lpr.untreated.keys() == {"token", *(f"recurrent.{n}" for n in recurrent)}
+    assert lpr.untreated.keys() == {"token", "out", *(f"recurrent.{n}" for n in recurrent)}
     lpr.refresh(torch.randn(2, 5, 3))
     assert lpr.layers.keys() == {"out"}
     assert lpr.untreated["recurrent.bias_ih_l0"].startswith("LSTM is not known")
@@ -209,6 +209,7 @@ def test_extra_parameters_of_a_derived_layer_are_named():
             self.scale = nn.Parameter(torch.ones(()))
 
     lpr = LPR(nn.Sequential(Scaled()))
+    lpr.refresh(torch.randn(4, 3))
     assert lpr.untreated == {"0.scale": "no linear map of Scaled reads it."}
 
 

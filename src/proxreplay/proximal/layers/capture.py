@@ -12,13 +12,10 @@ from torch import Tensor, nn
 
 from proxreplay.errors import InputError, RefreshError
 from proxreplay.proximal.gram.rows import Rows
+from proxreplay.proximal.layers.batches import call, count_samples
 from proxreplay.proximal.layers.registry import RowsFunction, find_layer, rows_by_map
 from proxreplay.proximal.layers.sites import Member, Site
 from proxreplay.proximal.layers.verify import Verifier
-
-# Examples a forward pass. More than MANY gained nothing where it was measured (32 x 32 pixels, two
-# threads); large inputs are taken fewer at a time, for the memory that their activations need.
-FEW, MANY, ELEMENTS_AT_ONCE = 20, 200, 1 << 20
 
 OnCall = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
@@ -167,52 +164,6 @@ def watching(modules: Mapping[str, nn.Module], on_call: OnCall) -> Iterator[None
             )
             stack.callback(handle.remove)
         yield
-
-
-def call(model: nn.Module, batch: Any) -> Any:
-    """Call the model with a batch: a tensor, a tuple or a dict of its arguments."""
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    if isinstance(batch, tuple | list):
-        return model(*batch)
-    return model(batch)
-
-
-def as_batches(
-    inputs: Tensor | Mapping[str, Any] | Iterable[Any], size: int | None, dim: int
-) -> Any:
-    """An iterable of batches: a tensor is split, a dict is one batch, the rest is one already.
-
-    Args:
-        inputs: what `GramRule.refresh` takes.
-        size: examples a batch of a tensor; None for as many as `FEW` to `MANY` of their size allow.
-        dim: the dimension of the examples.
-    """
-    if isinstance(inputs, Tensor):
-        if size is None:
-            each = inputs.numel() // max(1, inputs.shape[dim])
-            size = min(MANY, max(FEW, ELEMENTS_AT_ONCE // max(1, each)))
-        return inputs.split(size, dim)
-    return [inputs] if isinstance(inputs, Mapping) else inputs
-
-
-def count_samples(batch: Any, batch_dim: int = 0) -> int:
-    """The size of the first tensor in a batch along the dimension of the examples."""
-    values: Iterable[Any] = ()
-    if isinstance(batch, Tensor):
-        values = (batch,)
-    elif isinstance(batch, Mapping):
-        values = batch.values()
-    elif isinstance(batch, tuple | list):
-        values = batch
-    for value in values:
-        if isinstance(value, Tensor) and value.ndim > batch_dim:
-            return value.shape[batch_dim]
-    raise InputError(
-        f"refresh: a batch of type {type(batch).__name__} holds no tensor with a dimension "
-        f"{batch_dim} of examples; give a tensor, a tuple of arguments or a dict of keyword "
-        "arguments of the model."
-    )
 
 
 def _rows_function(

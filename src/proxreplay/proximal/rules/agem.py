@@ -80,7 +80,7 @@ class AGEM(GradientRule):
         """
         return cls(model, samples=None, batchnorm="running", eps=eps)
 
-    def refresh(self, inputs: Any, of: int | None = None) -> None:
+    def refresh(self, examples: Any, of: int | None = None) -> None:
         """Nothing: the reference gradient belongs to one step and comes with `observe`."""
 
     def observe(self, incoming: Batch | None = None, reference: Batch | None = None) -> None:

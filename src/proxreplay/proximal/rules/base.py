@@ -1,9 +1,11 @@
 """What a gradient rule is."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -23,13 +25,15 @@ class GradientRule(ABC):
     """Remembered examples that `observe` asks for; None for those that the loss replays."""
 
     _handle: RemovableHandle | None = None
+    _optimizer: Optimizer | None = None
+    _warned = False
 
     @abstractmethod
-    def refresh(self, inputs: Any, of: int | None = None) -> None:
+    def refresh(self, examples: Any, of: int | None = None) -> None:
         """Rebuild from inputs that must not be forgotten; nothing for rules that only observe.
 
         Args:
-            inputs: as the model sees them.
+            examples: inputs as the model sees them.
             of: how many examples they were drawn from; None for many more.
         """
 
@@ -66,13 +70,28 @@ class GradientRule(ABC):
         """Precondition inside every ``optimizer.step()`` from now on, or until `detach`.
 
         Only parameters of that optimizer are touched. A closure given to ``step`` is wrapped, so
-        that the gradients it makes are preconditioned too.
+        that the gradients it makes are preconditioned too. An optimizer for the same parameters
+        takes the place of one attached before. Copies of a rule are not attached.
+
+        Args:
+            optimizer: torch's, also wrapped as Accelerate and Lightning do it.
         """
-        if self._handle is not None:
+        rule = type(self).__name__
+        while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+            optimizer = inner
+        held = _parameters_of(optimizer)
+        model = getattr(self, "model", None)
+        if isinstance(model, nn.Module) and held.isdisjoint(map(id, model.parameters())):
             raise InputError(
-                f"{type(self).__name__}.attach: attached already; detach() first. For several "
-                "optimizers, call step_() once before their steps."
+                f"{rule}.attach: the optimizer holds no parameter of the rule's model; make it "
+                "with model.parameters() of the model that the rule was made for."
             )
+        if self._optimizer is not None and _parameters_of(self._optimizer) != held:
+            raise InputError(
+                f"{rule}.attach: attached already; detach() first. For several optimizers, call "
+                "step_() once before their steps."
+            )
+        self.detach()
 
         def before_step(
             optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -80,19 +99,33 @@ class GradientRule(ABC):
             return self._before_step(optimizer, args, kwargs)
 
         self._handle = optimizer.register_step_pre_hook(before_step)
+        self._optimizer = optimizer
         return self
 
     def detach(self) -> None:
         """Undo `attach`; nothing happens if it was not attached."""
         if self._handle is not None:
             self._handle.remove()
-        self._handle = None
+        self._handle = self._optimizer = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_handle": None, "_optimizer": None}
+
+    def idle(self) -> str | None:
+        """Why nothing is changed yet; None if something is, or will never be."""
+        return None
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Precondition now, or after the closure has made the gradients."""
-        only = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        only = _parameters_of(optimizer)
+        why = self.idle()
+        if why is not None and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{type(self).__name__}: every gradient stays as it is; {why}", stacklevel=2
+            )
 
         def then_precondition(closure: Callable[[], Any]) -> Callable[[], Any]:
             def wrapped() -> Any:
@@ -116,3 +149,7 @@ def check_counts(rule: str, **counts: int) -> None:
     for name, value in counts.items():
         if value < 1:
             raise InputError(f"{rule}: {name}={value}; give at least 1.")
+
+
+def _parameters_of(optimizer: Optimizer) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}

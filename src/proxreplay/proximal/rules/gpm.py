@@ -8,7 +8,7 @@ All is had from the Gram matrix: its eigenvalues are the squared singular values
 representation matrix ``Z'``, its eigenvectors the left singular vectors.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -182,19 +182,25 @@ class GPM(GramRule):
         }
 
     def refresh(
-        self, inputs: Tensor | Iterable[Any], of: int | None = None, *, batch_dim: int = 0
+        self,
+        examples: Any,
+        of: int | None = None,
+        *,
+        inputs: Callable[[Any], Any] | None = None,
+        batch_dim: int = 0,
     ) -> None:
         """Find the directions that examples use: anew, or beside those there are.
 
         The model is left without a trace. If anything goes wrong, the previous directions stay.
 
         Args:
-            inputs: a tensor ``[n, ...]``, or an iterable of batches the model can be called with.
+            examples: as for `GramRule.refresh`, as are the others.
             of: not looked at.
-            batch_dim: the dimension of the examples, for models that want another one first.
+            inputs: from a batch to what the model is called with.
+            batch_dim: the dimension of the examples.
         """
         before = self._treatments if self.accumulate else {}
-        super().refresh(inputs, batch_dim=batch_dim)
+        super().refresh(examples, inputs=inputs, batch_dim=batch_dim)
         # What the new examples never reach keeps its directions.
         kept = {n: one for n, one in before.items() if n in self._survey().sites}
         untreated = {n: reason for n, reason in self._untreated.items() if n not in kept}

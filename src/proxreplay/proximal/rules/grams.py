@@ -1,15 +1,15 @@
 """Rules that are made from the Gram matrices of examples that must not be forgotten."""
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from proxreplay.errors import InputError
 from proxreplay.options import MAX_DIM
-from proxreplay.proximal.layers.capture import as_batches
+from proxreplay.proximal.layers.batches import as_batches
 from proxreplay.proximal.layers.selection import Selector
 from proxreplay.proximal.layers.sites import Site, Survey, unwrap
 from proxreplay.proximal.rules.base import check_counts
@@ -71,17 +71,24 @@ class GramRule(LayerwiseRule):
         self._pace.steps += 1
 
     def refresh(
-        self, inputs: Tensor | Iterable[Any], of: int | None = None, *, batch_dim: int = 0
+        self,
+        examples: Any,
+        of: int | None = None,
+        *,
+        inputs: Callable[[Any], Any] | None = None,
+        batch_dim: int = 0,
     ) -> None:
         """Rebuild every factor from the examples that must not be forgotten.
 
         The model is left without a trace. If anything goes wrong, the previous factors stay.
 
         Args:
-            inputs: a tensor ``[n, ...]``, or an iterable of batches the model can be called with:
-                tensors, tuples of arguments or dicts of keyword arguments.
+            examples: a tensor or array ``[n, ...]``, a tuple of the model's arguments, a dict of
+                its keyword arguments, or batches of these: a list, an iterator, a DataLoader.
             of: how many examples they were drawn from; None for many more. Only a moving average
                 asks: it keeps at most ``1 - n / of`` of earlier refreshes.
+            inputs: from a batch to what the model is called with, where batches hold more:
+                ``refresh(loader, inputs=lambda batch: batch[0])``.
             batch_dim: the dimension of the examples, for models that want another one first.
         """
         if of is not None and of < 1:
@@ -90,7 +97,7 @@ class GramRule(LayerwiseRule):
         statistics: dict[str, Statistic | Sketch] = {}
         left_out: dict[str, str] = {}
         if survey.sites:
-            batches = as_batches(inputs, self.batch_size, batch_dim)
+            batches = as_batches(examples, unwrap(self.model), self.batch_size, batch_dim, inputs)
             statistics, left_out = self._source.collect(
                 unwrap(self.model), survey.sites, batches, batch_dim, self._verifier
             )
@@ -131,7 +138,7 @@ class GramRule(LayerwiseRule):
 
     def cost(
         self,
-        example_inputs: Tensor | Iterable[Any],
+        examples: Any,
         *,
         samples: int | None = None,
         batch_dim: int = 0,
@@ -139,14 +146,14 @@ class GramRule(LayerwiseRule):
         """What `refresh` and `precondition_` will cost, from one forward pass over examples.
 
         Args:
-            example_inputs: as for `refresh`; one example is enough.
+            examples: as for `refresh`; one example is enough.
             samples: the number of examples of the refresh; None for as many as given.
             batch_dim: the dimension of the examples.
         """
         return cost_of(
             unwrap(self.model),
             self._survey(),
-            as_batches(example_inputs, self.batch_size, batch_dim),
+            as_batches(examples, unwrap(self.model), self.batch_size, batch_dim),
             max_dim=self.max_dim,
             sketch=self._source.sketch,
             samples=samples,

@@ -30,6 +30,7 @@ from proxreplay.proximal.rules.gradients import (
     plan_products,
 )
 from proxreplay.proximal.shrinkage.forms import Shrinkage, shrinkage_from_state
+from proxreplay.proximal.shrinkage.strength import Strength
 
 COLUMNS = "kernel, channel"  # the order in which states have those of a convolution
 
@@ -62,6 +63,21 @@ class TreatedLayer:
     omega: float | None
     bytes: int
     shared_with: tuple[str, ...] = ()
+
+
+class Layers(dict[str, TreatedLayer]):
+    """Treated layers by name; printed as a table."""
+
+    def __repr__(self) -> str:
+        name = max([5, *map(len, self)])
+        kind = max([4, *(len(one.kind) for one in self.values())])
+        head = f"{'layer':{name}} {'type':{kind}} {'d':>6} {'groups':>6} {'positions':>9} "
+        lines = [head + f"{'omega':>9} {'MB':>8}"]
+        for key, one in self.items():
+            omega = "" if one.omega is None else f"{one.omega:.2e}"
+            line = f"{key:{name}} {one.kind:{kind}} {one.d:6d} {one.groups:6d} "
+            lines.append(line + f"{one.positions:9.1f} {omega:>9} {one.bytes / 1e6:8.3f}")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -118,6 +134,8 @@ class LayerwiseRule(GradientRule):
         leave: further reasons for leaving a linear map alone.
     """
 
+    _not_yet = "not refreshed yet."
+
     def __init__(
         self,
         model: nn.Module,
@@ -143,12 +161,33 @@ class LayerwiseRule(GradientRule):
         self._columns: list[Column] = []  # of all sites, one after the other
         self._prepared: dict[tuple[str, tuple[bool, ...], torch.device], Shrinkage] = {}
         self._products: tuple[tuple[Hashable, ...], list[Product]] | None = None
-        self._put_in_force({}, self._survey().untreated)
+        survey = self._survey()
+        self._put_in_force({}, survey.untreated | dict.fromkeys(survey.sites, self._not_yet))
 
     @property
-    def layers(self) -> dict[str, TreatedLayer]:
+    def layers(self) -> "Layers":
         """What is treated at present, by name."""
-        return {name: one.described() for name, one in self._treatments.items()}
+        return Layers((name, one.described()) for name, one in self._treatments.items())
+
+    def __repr__(self) -> str:
+        options = ", ".join(
+            f"{name}={value!r}"
+            for name, value in vars(self).items()
+            if not name.startswith("_") and isinstance(value, int | float | str | Strength)
+        )
+        attached = "attached" if self._optimizer is not None else "not attached to an optimizer"
+        lines = [f"{type(self).__name__}({options}), {attached}"]
+        lines += [repr(self.layers)] if self._treatments else []
+        lines += [f"left alone: {name}: {why}" for name, why in self._untreated.items()]
+        return "\n".join(lines)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_prepared": {}, "_products": None}
+
+    def idle(self) -> str | None:
+        """Whether it was never refreshed."""
+        waiting = self._not_yet in self._untreated.values()
+        return "call refresh(examples) first." if waiting else None
 
     @property
     def untreated(self) -> dict[str, str]:

@@ -60,6 +60,7 @@ class OWM(LayerwiseRule):
     >>> owm.precondition_()
     """
 
+    _not_yet = "no batch observed yet."
     default_alpha: ClassVar[ConstantAlpha | AdaptiveAlpha] = ConstantAlpha()
 
     def __init__(
@@ -83,7 +84,11 @@ class OWM(LayerwiseRule):
         leave = [tied_weight, *([plain_norm] if norms == "plain" else [])]
         super().__init__(model, include=include, exclude=exclude, max_dim=max_dim, leave=leave)
 
-    def refresh(self, inputs: Any, of: int | None = None) -> None:
+    def idle(self) -> str | None:
+        """Whether no batch was observed."""
+        return None if self._observed else "call observe(batch) first."
+
+    def refresh(self, examples: Any, of: int | None = None) -> None:
         """Nothing: what it knows came with the stream, by `observe`."""
 
     @torch.no_grad()
