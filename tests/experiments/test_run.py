@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from proxreplay.errors import CheckpointError, InputError, StorageError
+from proxreplay.errors import CheckpointError, DivergenceError, InputError, StorageError
 from proxreplay.experiments import run as engine
 from proxreplay.experiments.build import build_stream
 from proxreplay.experiments.config import RunConfig
@@ -21,6 +21,7 @@ from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.recipes import METHODS
 from proxreplay.experiments.results import read_run
 from proxreplay.experiments.run import Interrupted, Progress, RunOptions, run
+from proxreplay.serialization import load_state
 
 QUICK = {"steps_per_batch": 1, "eval_every": 25, "refresh.every": 5, "capacity": 30}
 
@@ -48,10 +49,11 @@ def interrupted(config: RunConfig, folder: Path, at: int, options: RunOptions) -
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_interrupted_run_ends_as_if_it_had_not_been(method: str, tmp_path: Path) -> None:
-    config = quick(method)
+    """Two short tasks: refreshes, a full memory, new classes and a snapshot lie in between."""
+    config = quick(method, **{"stream.first": 2, "stream.limit": 80, "loss.teacher_every": 3})
     run(config, tmp_path / "whole")
-    for at in (3, 41, 77):
-        interrupted(config, tmp_path / "parts", at, RunOptions(checkpoint_every=10))
+    for at in (3, 11):  # before the first refresh, and in the second task
+        interrupted(config, tmp_path / "parts", at, RunOptions(checkpoint_every=2))
     run(config, tmp_path / "parts")
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
     assert not (tmp_path / "parts" / "checkpoint").exists()
@@ -264,6 +266,15 @@ def test_a_full_disk_stops_the_run_and_leaves_what_is_there(
     assert read_run(folder).status == "incomplete"
     run(config, folder)
     assert contents(folder) == contents(tmp_path / "whole")
+
+
+def test_a_run_that_diverges_stops_and_keeps_the_last_good_state(tmp_path: Path) -> None:
+    with pytest.raises(DivergenceError, match=r"stream batches; the learner is in .*diverged"):
+        run(quick("er", lr=1e10), tmp_path)
+    assert read_run(tmp_path).status == "failed"
+    assert "NaN" not in (tmp_path / "records.jsonl").read_text()
+    weights = load_state(tmp_path / "diverged.safetensors")["model"]
+    assert all(bool(torch.isfinite(w).all()) for w in weights.values() if torch.is_tensor(w))
 
 
 def test_evaluations_are_never_missing_around_a_switch(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -15,7 +16,14 @@ import torch
 
 from proxreplay.batch import Batch
 from proxreplay.data import Stream, Subset
-from proxreplay.errors import CheckpointError, DataError, InputError, ProxreplayError, StorageError
+from proxreplay.errors import (
+    CheckpointError,
+    DataError,
+    DivergenceError,
+    InputError,
+    ProxreplayError,
+    StorageError,
+)
 from proxreplay.evaluation import evaluate
 from proxreplay.experiments.build import build_learner, build_stream
 from proxreplay.experiments.checkpoint import (
@@ -133,6 +141,14 @@ def run(
             return made.finish(stop, on_progress)
         except (Interrupted, OSError):  # resumable as it is
             raise
+        except DivergenceError as error:
+            good = folder / "diverged.safetensors"
+            made.learner.save(good)
+            problem = (
+                f"{error} After {made.stream.position} stream batches; the learner is in {good}"
+            )
+            mark_failed(folder, problem)
+            raise DivergenceError(problem) from error
         except ProxreplayError as error:
             mark_failed(folder, str(error))
             raise
@@ -253,6 +269,8 @@ class _Run:
         """Record accuracy and loss a task, for an average also those of the online network."""
         with self._clock("evaluating"):
             outcome = evaluate(self.learner.logits, tasks)
+            if not all(map(math.isfinite, outcome.loss)):
+                raise DivergenceError(f"the {split} loss is not finite: {outcome.loss}.")
             event = {"kind": "evaluation", "split": split, **moment}
             self._record({**event, "accuracy": outcome.accuracy, "loss": outcome.loss})
             if self.learner.averaging is not None:
