@@ -59,6 +59,26 @@ def test_figure_1_shows_drift_variation_and_accuracy_of_the_first_task(section: 
     assert all(axes.get_lines()[0].get_label() == "ER" for axes in figure.axes)
 
 
+@pytest.mark.parametrize("methods", [2, 4, 5])
+def test_every_map_at_the_bottom_of_its_column_has_an_axis(tmp_path: Path, methods: int) -> None:
+    for method in ("er", "der", "ema", "lode", "er-ace")[:methods]:
+        write_run(tmp_path / method, method)
+    (found,) = read_study([tmp_path]).sections
+    *maps, _ = FIGURES["tasks"](found).axes
+    shown = [axes for axes in maps if axes.get_visible()]
+    assert len(shown) == methods
+    lowest: dict[float, float] = {}
+    for axes in shown:
+        x, y = axes.get_subplotspec().colspan.start, axes.get_subplotspec().rowspan.start  # type: ignore[union-attr]
+        lowest[x] = max(lowest.get(x, 0), y)
+    labelled = {
+        (a.get_subplotspec().colspan.start, a.get_subplotspec().rowspan.start)  # type: ignore[union-attr]
+        for a in shown
+        if a.get_xlabel()
+    }
+    assert labelled == set(lowest.items())
+
+
 def test_task_boundaries_are_thin_lines(section: Section) -> None:
     (axes,) = FIGURES["accuracy"](section).axes
     boundaries = [line for line in axes.get_lines() if len(set(line.get_xdata())) == 1]  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ from proxreplay.report.findings import (
 )
 from proxreplay.report.grouping import Cache, Group, Section, Study, read_study
 from proxreplay.report.paper import paper
+from proxreplay.report.plots import MOST_SWITCHES
 from proxreplay.report.tables import (
     FEW_SEEDS,
     Table,
@@ -167,7 +168,7 @@ def _section(number: int, section: Section) -> dict[str, Any]:
 
 def _with_map(section: Section) -> list[Group]:
     shown = [g for g in section.groups if any(run.recorded is not None for run in g.runs)]
-    return shown[:MAPS] if section.tasks > 1 else []
+    return shown[:MAPS] if 1 < section.tasks <= MOST_SWITCHES else []
 
 
 def _protocol(section: Section) -> str:

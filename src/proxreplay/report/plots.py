@@ -37,6 +37,7 @@ COLOURS = (
 DASHES = ("-", "--", ":", "-.")
 WIDE = (8.0, 4.5)
 PANEL = (4.2, 3.4)
+MOST_SWITCHES = 200  # more lines than that are a grey block
 
 
 def save(figure: "Figure", path: Path) -> None:
@@ -54,7 +55,7 @@ def task_maps(section: Section) -> "Figure":
     """Accuracy on every task over time, one map per method."""
     groups = [g for g in section.groups if any(run.recorded is not None for run in g.runs)]
     _need(groups, section, "evaluations")
-    columns = min(len(groups), 3)
+    columns = 2 if len(groups) == 4 else min(len(groups), 3)
     rows = -(-len(groups) // columns)
     figure = _blank((PANEL[0] * columns, 0.6 + 2.6 * rows))
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
@@ -76,8 +77,9 @@ def task_maps(section: Section) -> "Figure":
     for axes in grid[:, 0]:
         axes.set_ylabel("task")
         _whole_numbers(axes.yaxis)
-    for axes in grid[-1]:
+    for axes in grid.flat[max(0, len(groups) - columns) : len(groups)]:  # the lowest of its column
         axes.set_xlabel("tasks done")
+        axes.tick_params(labelbottom=True)
         _whole_numbers(axes.xaxis)
     figure.colorbar(image, ax=grid, label="accuracy", shrink=0.8)
     return figure
@@ -191,7 +193,7 @@ def _draw(axes: "Axes", measure: Measure, drawn: Sequence[Curve], tasks: int) ->
         axes.plot(curve.x, curve.mean, dash, color=colour, linewidth=1.8, label=curve.label)
         axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
     if measure.x == "tasks":
-        for switch in range(1, tasks):
+        for switch in range(1, tasks) if tasks <= MOST_SWITCHES else ():
             axes.axvline(switch, color="0.8", linewidth=0.7, zorder=0)
         axes.set_xlim(0, tasks)
         axes.set_xlabel("tasks done")
