@@ -1,5 +1,7 @@
 import pytest
+from typer.testing import CliRunner
 
+from proxreplay.cli import app
 from proxreplay.data import cifar100, pacs
 from proxreplay.data.catalog import CATALOG, check
 from proxreplay.data.roots import cache_folder
@@ -81,3 +83,10 @@ def test_every_download_has_an_md5_and_a_name():
         for file in dataset.files:
             assert len(bytes.fromhex(file.md5)) == 16
             assert file.name.endswith((".gz", ".zip"))
+
+
+def test_brackets_in_a_path_are_printed_as_they_are(tmp_path):
+    root = tmp_path / "[" / "x]"
+    answer = CliRunner().invoke(app, ["data", "check", "--data-root", str(root)])
+    assert answer.exit_code == 0
+    assert f"{root}/mnist" in answer.output

@@ -37,7 +37,7 @@ def fetch(
 
         paths = fetch_data(name, data_root, mirror=mirror, progress=progress)
     for path in paths:
-        console.print(f"{name}: {path}", highlight=False, soft_wrap=True)
+        console.print(f"{name}: {path}", highlight=False, soft_wrap=True, markup=False)
 
 
 @app.command(epilog="Example: proxreplay data check --full")
@@ -55,19 +55,20 @@ def check(
     console = Console(highlight=False, soft_wrap=True)
     broken = False
     for data in check_data(data_root, full=full):
+        mark = "[green]✓[/]" if data.found else "[yellow]-[/]"
+        console.print(f"{mark} [bold]{data.name}[/]  {data.about}")
+        lines = []
         if data.found:
-            where = data.source or "bundled"
-            console.print(f"[green]✓[/] [bold]{data.name}[/]  {data.about}\n    there: {where}")
+            lines.append(f"there: {data.source or 'bundled'}")
             if data.cache is not None:
-                console.print(f"    decoded: {data.cache}")
+                lines.append(f"decoded: {data.cache}")
         else:
-            console.print(f"[yellow]-[/] [bold]{data.name}[/]  {data.about}")
-            console.print("    looked for: " + ", ".join(str(p) for p in data.looked_for))
-            console.print(f"    to get it: {data.way_out}")
-        for remark in data.remarks:
-            console.print(f"    note: {remark}")
-        for problem in data.problems:
-            broken = True
-            console.print(f"    [red]problem:[/] {problem}")
+            lines.append("looked for: " + ", ".join(str(p) for p in data.looked_for))
+            lines.append(f"to get it: {data.way_out}")
+        lines += [f"note: {remark}" for remark in data.remarks]
+        lines += [f"problem: {problem}" for problem in data.problems]
+        for line in lines:  # paths may hold brackets, so no markup
+            console.print(f"    {line}", markup=False)
+        broken |= bool(data.problems)
     if broken:
         raise typer.Exit(1)
