@@ -60,9 +60,9 @@ def test_a_network_from_an_installed_package():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        pytest.param("justaname", "write it as", id="no-colon"),
-        pytest.param(":name", "write it as", id="no-module"),
-        pytest.param("proxreplay.models:", "write it as", id="no-name"),
+        pytest.param("justaname", "package.module:name, or", id="no-colon"),
+        pytest.param(":name", "package.module:name, or", id="no-module"),
+        pytest.param("proxreplay.models:", "package.module:name, or", id="no-name"),
         pytest.param("no.such.module:f", "No module named", id="no-such-module"),
         pytest.param("proxreplay.models:nothing", "has no function or class", id="no-such-name"),
         pytest.param("gone/nets.py:f", "does not exist", id="no-such-file"),

@@ -62,7 +62,7 @@ class Storage:
             fixed = -1 if _is_elastic(name, row) else None
             if row.ndim != stored.ndim or row.shape[1:fixed] != stored.shape[1:fixed]:
                 raise InputError(
-                    f"memory: {name} of shape {tuple(row.shape[1:])} an example but "
+                    f"memory: {name} of shape {tuple(row.shape[1:])} per example but "
                     f"{tuple(stored.shape[1:])} is stored; only the last size of a floating extra "
                     "may change."
                 )
@@ -74,7 +74,7 @@ class Storage:
         rows: Mapping[str, Tensor] | None = None,
         limit: int | None = None,
     ) -> None:
-        """Let some rows go and store others, with one write a field.
+        """Let some rows go and store others, with one write per field.
 
         Args:
             gone: ids of the rows to overwrite.
