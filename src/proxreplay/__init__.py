@@ -9,9 +9,11 @@ if TYPE_CHECKING:
     from proxreplay.proximal import LPR, register_layer
     from proxreplay.replay import (
         EMA,
+        AveragingOptions,
         ClassBalancedMemory,
         Derpp,
         DerppSnapshot,
+        Distilled,
         ErAce,
         Learner,
         Lode,
@@ -30,10 +32,12 @@ if TYPE_CHECKING:
 __all__ = [
     "EMA",
     "LPR",
+    "AveragingOptions",
     "Batch",
     "ClassBalancedMemory",
     "Derpp",
     "DerppSnapshot",
+    "Distilled",
     "ErAce",
     "Learner",
     "Lode",

@@ -165,18 +165,50 @@ class LossOptions:
         at_least(1, **{"loss.teacher_every": self.teacher_every})
 
 
+PREDICTORS = ("average", "online", "both", "blend")
+
+
 @dataclass(frozen=True)
 class AveragingOptions:
-    """Averaging of the weights.
+    """Averaging of the weights (docs/averaging.md).
 
     Args:
-        momentum: decay of the moving average per step.
+        momentum: decay of the moving average per step; its horizon is 1 / (1 - momentum) steps.
+        start: debiased, or copy: of the untrained network, as in the paper.
+        predict: average, online, both (mean of their probabilities) or blend (weighted mean).
     """
 
-    momentum: float = 0.999
+    momentum: float = 0.997
+    start: str = "debiased"
+    predict: str = "blend"
 
     def __post_init__(self) -> None:
         below(1, **{"averaging.momentum": self.momentum})
+        one_of(("debiased", "copy"), **{"averaging.start": self.start})
+        one_of(PREDICTORS, **{"averaging.predict": self.predict})
+
+
+@dataclass(frozen=True)
+class DistillationOptions:
+    """The average of the weights as a teacher.
+
+    Args:
+        weight: of the divergence from the average's predictions; 0 for no teacher.
+        temperature: at which predictions are compared.
+        on: replay, or all: incoming examples too.
+    """
+
+    weight: float = 0.0
+    temperature: float = 2.0
+    on: str = "replay"
+
+    def __post_init__(self) -> None:
+        at_least(0, **{"distillation.weight": self.weight})
+        if not 0 < self.temperature < float("inf"):
+            raise InputError(
+                f"distillation.temperature={self.temperature}; give a finite number above 0."
+            )
+        one_of(("replay", "all"), **{"distillation.on": self.on})
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,15 @@ import copy
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from proxreplay import EMA
 from proxreplay.errors import InputError
 from proxreplay.models.heads import GrowingHead
 from proxreplay.models.networks import small_cnn
+from proxreplay.options import PREDICTORS, AveragingOptions
 
 
 def train_step(model: nn.Module, seed: int) -> None:
@@ -20,24 +23,53 @@ def train_step(model: nn.Module, seed: int) -> None:
     model.zero_grad()
 
 
-def test_every_floating_tensor_is_averaged_and_others_copied() -> None:
-    """Against a twin that averages one tensor at a time, in the formula's own order."""
+def step_weights(steps: int, momentum: float, start: str) -> list[float]:
+    """The weight of the network before the first step and after each step, in the average."""
+    weights = [1.0]
+    for t in range(1, steps + 1):
+        gain = 1 - momentum
+        if start == "debiased":
+            gain = max(gain, 5 / (5 + t - 1))
+        weights = [*(w * (1 - gain) for w in weights), gain]
+    return weights
+
+
+@pytest.mark.parametrize("start", ["debiased", "copy"])
+def test_every_floating_tensor_is_averaged_and_others_copied(start: str) -> None:
+    """Against a twin in float64: the weighted sum of every network there was."""
     model = small_cnn(1, 3)
-    ema = EMA(model, momentum=0.9)
-    twin = {name: value.clone() for name, value in model.state_dict().items()}
-    for seed in range(20):
+    ema = EMA(model, momentum=0.9, start=start)
+    history = [copy.deepcopy(model.state_dict())]
+    for seed in range(40):
         train_step(model, seed)
         ema.update_()
-        for name, value in model.state_dict().items():
-            if value.is_floating_point():
-                twin[name] = 0.9 * twin[name] + 0.1 * value
-            else:
-                twin[name] = value.clone()
+        history.append(copy.deepcopy(model.state_dict()))
     state = ema.model.state_dict()
     assert {"norm1.running_mean", "norm1.running_var", "norm1.num_batches_tracked"} <= set(state)
-    assert state["norm1.num_batches_tracked"] == 20
-    for name, value in twin.items():
-        torch.testing.assert_close(state[name], value)
+    assert state["norm1.num_batches_tracked"] == 40
+    weights = step_weights(40, 0.9, start)
+    for name, value in state.items():
+        if value.is_floating_point():
+            twin = sum(w * net[name].double() for w, net in zip(weights, history, strict=True))
+            torch.testing.assert_close(value.double(), twin, rtol=1e-5, atol=1e-6)
+
+
+@given(steps=st.integers(1, 300), momentum=st.floats(0, 0.999))
+def test_debiased_the_untrained_network_has_no_weight(steps: int, momentum: float) -> None:
+    """A number that is 1 before the first step and t after step t shows each weight's sum."""
+    model = nn.Linear(1, 1, bias=False).double()
+    with torch.no_grad():
+        model.weight.fill_(1e9)  # any trace of it would show
+    ema = EMA(model, momentum)
+    for t in range(1, steps + 1):
+        with torch.no_grad():
+            model.weight.fill_(float(t))
+        ema.update_()
+    weights = step_weights(steps, momentum, "debiased")
+    assert sum(weights[1:]) == pytest.approx(1, abs=1e-12)
+    expected = sum(w * t for t, w in enumerate(weights))
+    assert ema.model.weight.item() == pytest.approx(expected, rel=1e-9)
+    assert 1 <= ema.model.weight.item() <= steps
 
 
 def test_starts_as_a_copy_and_shares_nothing() -> None:
@@ -52,7 +84,7 @@ def test_starts_as_a_copy_and_shares_nothing() -> None:
 
 def test_momentum_zero_is_the_model_itself() -> None:
     model = small_cnn(1, 3)
-    ema = EMA(model, momentum=0.0)
+    ema = EMA(model, momentum=0.0, start="copy")
     train_step(model, 0)
     ema.update_()
     for a, b in zip(model.state_dict().values(), ema.model.state_dict().values(), strict=True):
@@ -88,23 +120,113 @@ def test_update_alone_follows_growth() -> None:
     torch.testing.assert_close(ema.model.head.weight, model.head.weight)
 
 
+def test_a_new_class_gives_the_online_network_more_weight_until_the_average_knows_it() -> None:
+    """`weight` against its definition: the share of the average from steps since the class came."""
+    ema = EMA(nn.Linear(1, 1), momentum=0.9)
+    assert ema.weight == 0
+    ema.meet_([0, 1])
+    for _ in range(50):
+        ema.update_()
+    before = ema.weight
+    assert before == pytest.approx(0.36 / 3 + 0.54 / 2)
+    ema.meet_([1, 0])
+    assert ema.weight == before
+    ema.meet_([1, 2])
+    assert ema.weight == pytest.approx(0.36 / 3)
+    for _ in range(7):
+        ema.update_()
+    known = sum(step_weights(57, 0.9, "debiased")[-7:])
+    assert ema.weight == pytest.approx(0.36 * 57 / 157 + 0.54 * known * 7 / 57)
+    for _ in range(100_000 // 50):
+        ema.update_()
+    assert ema.weight < 0.9
+
+
+@given(
+    average=st.lists(st.floats(-50, 50), min_size=3, max_size=3),
+    online=st.lists(st.floats(-50, 50), min_size=3, max_size=3),
+    steps=st.integers(0, 20),
+)
+def test_both_and_blend_are_means_of_probabilities(
+    average: list[float], online: list[float], steps: int
+) -> None:
+    ema = EMA(nn.Linear(1, 1))
+    for _ in range(steps):
+        ema.update_()
+    a, o = (torch.tensor([z], dtype=torch.float64) for z in (average, online))
+    for predict, weight in (("both", 0.5), ("blend", ema.weight), ("average", 1), ("online", 0)):
+        expected = weight * a.softmax(1) + (1 - weight) * o.softmax(1)
+        found = ema.combined(a, o, predict).softmax(1)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_an_inactive_class_stays_out_of_the_race() -> None:
+    ema = EMA(nn.Linear(1, 1))
+    logits = torch.tensor([[1.0, -1000.0, 2.0]])
+    for predict in PREDICTORS:
+        probabilities = ema.combined(logits, logits, predict).softmax(1)
+        assert probabilities[0, 1] == 0
+        assert torch.isfinite(probabilities).all()
+
+
 def test_state_goes_round() -> None:
     model = small_cnn(1)
     ema = EMA(model, momentum=0.9)
     model.head.grow(3)
+    ema.meet_([2, 0])
     train_step(model, 0)
     ema.update_()
-    other = EMA(small_cnn(1), momentum=0.9)
+    twin = small_cnn(1)
+    twin.load_state_dict(model.state_dict())
+    other = EMA(twin, momentum=0.9)
     other.load_state_dict(ema.state_dict())
+    for network, average in ((model, ema), (twin, other)):
+        train_step(network, 1)
+        average.meet_([0, 1])
+        average.update_()
+    assert other.weight == ema.weight
     for a, b in zip(
         ema.model.state_dict().values(), other.model.state_dict().values(), strict=True
     ):
         assert torch.equal(a, b)
-    with pytest.raises(InputError, match=r"momentum=0.5.*made with 0.9"):
-        EMA(model, momentum=0.5).load_state_dict(ema.state_dict())
 
 
-@pytest.mark.parametrize("momentum", [-0.1, 1.0, float("nan")])
-def test_momentum_is_checked(momentum: float) -> None:
-    with pytest.raises(InputError, match="momentum"):
-        EMA(nn.Linear(1, 1), momentum)
+def test_another_average_is_refused() -> None:
+    state = EMA(nn.Linear(1, 1), momentum=0.9).state_dict()
+    with pytest.raises(InputError, match=r"momentum=0.5.*made with.*momentum=0.9"):
+        EMA(nn.Linear(1, 1), momentum=0.5).load_state_dict(state)
+    with pytest.raises(InputError, match=r"start='copy'.*made with.*start='debiased'"):
+        EMA(nn.Linear(1, 1), momentum=0.9, start="copy").load_state_dict(state)
+
+
+def test_a_state_of_the_version_before_is_that_of_a_copy() -> None:
+    model = nn.Linear(1, 1)
+    state = {"momentum": 0.9, "model": {k: v + 1 for k, v in model.state_dict().items()}}
+    ema = EMA(model, 0.9, start="copy", predict="average")
+    ema.load_state_dict(state)
+    assert torch.equal(ema.model.weight, model.weight + 1)
+    with pytest.raises(InputError, match="start='copy'"):
+        EMA(model, 0.9).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"momentum": m} for m in (-0.1, 1.0, float("nan"))),
+        {"start": "zero"},
+        {"predict": "best"},
+    ],
+    ids=str,
+)
+def test_options_are_checked(options: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=f"averaging.{next(iter(options))}"):
+        EMA(nn.Linear(1, 1), **options)
+    with pytest.raises(InputError, match=f"averaging.{next(iter(options))}"):
+        AveragingOptions(**options)
+
+
+def test_a_model_that_cannot_be_copied_is_refused_with_the_way_out() -> None:
+    model = nn.Linear(1, 1)
+    model.cached = model.weight * 2  # not a leaf: torch refuses to copy it
+    with pytest.raises(InputError, match="averaging=None"):
+        EMA(model)

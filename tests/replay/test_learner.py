@@ -526,16 +526,28 @@ def test_evaluate_in_parts_is_accuracy() -> None:
         learner.evaluate([])
 
 
-def test_predictions_come_from_the_average_if_there_is_one() -> None:
+def test_each_predictor_is_what_its_name_says() -> None:
     learner = make(ema=True)
     for x, y in stream(5):
         learner.learn(x, y)
     images = stream(1)[0][0]
     seen = AUGMENT(images).contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
-        assert torch.equal(learner.logits(images), learner.averaging.model(seen))
+        average = learner.averaging.model(seen)
+        assert torch.equal(learner.logits(images, predictor="average"), average)
         learner.model.eval()
-        assert torch.equal(learner.logits(images, online=True), learner.model(seen))
+        online = learner.model(seen)
+    assert torch.equal(learner.logits(images, online=True), online)
+    weight = learner.averaging.weight
+    assert 0 < weight < 0.9
+    blend = weight * average.softmax(1) + (1 - weight) * online.softmax(1)
+    torch.testing.assert_close(learner.predict_proba(images), blend)
+    both = (average.softmax(1) + online.softmax(1)) / 2
+    torch.testing.assert_close(learner.predict_proba(images, predictor="both"), both)
+    with pytest.raises(InputError, match="predictor=best; give one of average, online"):
+        learner.predict(images, predictor="best")
+    with pytest.raises(InputError, match="no average of the weights"):
+        make().logits(images, predictor="both")
 
 
 def test_channels_last_computes_the_same() -> None:

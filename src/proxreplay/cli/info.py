@@ -71,11 +71,13 @@ def methods(benchmark: OnBenchmark = "split-cifar100") -> None:
     """List the methods and the settings each would use on a benchmark."""
     from proxreplay.cli.text import terminal
     from proxreplay.experiments.configure import configure
-    from proxreplay.experiments.recipes import LPR_PREFIX, METHODS
+    from proxreplay.experiments.recipes import AVERAGED_SUFFIX, LPR_PREFIX, METHODS
 
     alone = _table("Method", "What it does", f"Settings on {benchmark}")
     with_lpr = _table("With LPR", f"Settings on {benchmark} beyond those of the method alone")
     for method in METHODS.values():
+        if method.name.endswith(AVERAGED_SUFFIX):
+            continue
         config = configure(benchmark, method.name)
         if method.name.startswith(LPR_PREFIX):
             with_lpr.add_row(method.name, _settings(config, only=("lpr.", "refresh.")))
@@ -84,6 +86,10 @@ def methods(benchmark: OnBenchmark = "split-cifar100") -> None:
     console = terminal()
     console.print(alone)
     console.print(with_lpr)
+    console.print(
+        f"{AVERAGED_SUFFIX} after a name (er-avg, lpr-er-avg) averages the weights for prediction; "
+        "averaging.* says how."
+    )
 
 
 def settings(

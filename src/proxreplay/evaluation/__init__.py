@@ -26,7 +26,7 @@ from proxreplay.evaluation.trajectory import Recorded, Trajectory
 from proxreplay.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from proxreplay.evaluation.evaluating import Evaluation, evaluate
+    from proxreplay.evaluation.evaluating import Evaluation, evaluate, evaluate_each
 
 __all__ = [
     "MEASURES",
@@ -42,6 +42,7 @@ __all__ = [
     "backward_transfer",
     "estimate",
     "evaluate",
+    "evaluate_each",
     "final_accuracy",
     "paired_difference",
     "stability_gaps",
@@ -52,5 +53,7 @@ __all__ = [
 ]
 
 # These need torch; reports do not.
-_HOMES = dict.fromkeys(("Evaluation", "evaluate"), "proxreplay.evaluation.evaluating")
+_HOMES = dict.fromkeys(
+    ("Evaluation", "evaluate", "evaluate_each"), "proxreplay.evaluation.evaluating"
+)
 __getattr__ = lazy_names(__name__, _HOMES)

@@ -1,6 +1,6 @@
 """A model and held-out examples in, accuracies out; training goes on as if nothing had happened."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,6 @@ class Evaluation:
     loss: list[float]
 
 
-@torch.inference_mode()
 def evaluate(
     logits: Callable[[Tensor], Tensor], tasks: Sequence[Examples | Subset], batch_size: int = 500
 ) -> Evaluation:
@@ -38,19 +37,34 @@ def evaluate(
         tasks: held-out examples of every task.
         batch_size: examples per forward pass.
     """
+    return evaluate_each(lambda x: {"": logits(x)}, tasks, batch_size)[""]
+
+
+@torch.inference_mode()
+def evaluate_each(
+    logits: Callable[[Tensor], Mapping[str, Tensor]],
+    tasks: Sequence[Examples | Subset],
+    batch_size: int = 500,
+) -> dict[str, Evaluation]:
+    """As `evaluate`, of several predictors by name that share forward passes."""
     inputs = torch.cat([task.inputs for task in tasks])
     labels = torch.cat([task.labels for task in tasks])
-    correct, losses = [], []
+    correct: dict[str, list[Tensor]] = {}
+    losses: dict[str, list[Tensor]] = {}
     for x, y in zip(inputs.split(batch_size), labels.split(batch_size), strict=True):
-        z = logits(x)
-        y = y.to(z.device)
-        missing = int(y.max()) + 1 - z.shape[1]
-        if missing > 0:
-            z = F.pad(z, (0, missing), value=-1000.0)
-        correct.append((z.argmax(dim=1) == y).double())
-        losses.append(F.cross_entropy(z, y, reduction="none").double())
+        for name, z in logits(x).items():
+            targets = y.to(z.device)
+            missing = int(targets.max()) + 1 - z.shape[1]
+            if missing > 0:
+                z = F.pad(z, (0, missing), value=-1000.0)
+            correct.setdefault(name, []).append((z.argmax(dim=1) == targets).double())
+            entropy = F.cross_entropy(z, targets, reduction="none")
+            losses.setdefault(name, []).append(entropy.double())
     sizes = [len(task) for task in tasks]
-    return Evaluation(
-        [float(part.mean()) for part in torch.cat(correct).split(sizes)],
-        [float(part.mean()) for part in torch.cat(losses).split(sizes)],
-    )
+    return {
+        name: Evaluation(
+            [float(part.mean()) for part in torch.cat(correct[name]).split(sizes)],
+            [float(part.mean()) for part in torch.cat(losses[name]).split(sizes)],
+        )
+        for name in correct
+    }

@@ -13,9 +13,16 @@ from proxreplay.data.streams import Subset
 from proxreplay.errors import InputError
 from proxreplay.experiments.benchmarks import CUSTOM, Benchmark
 from proxreplay.experiments.config import RunConfig
-from proxreplay.experiments.recipes import METHODS, RuleInputs, find_method
+from proxreplay.experiments.recipes import AVERAGED_SUFFIX, METHODS, Method, RuleInputs, find_method
 from proxreplay.models import load_network
-from proxreplay.replay import ClassBalancedMemory, Learner, Observer, UnlimitedMemory
+from proxreplay.replay import (
+    ClassBalancedMemory,
+    Distilled,
+    Learner,
+    Loss,
+    Observer,
+    UnlimitedMemory,
+)
 from proxreplay.seeding import seeded
 
 
@@ -76,7 +83,7 @@ def build_learner(
         network,
         UnlimitedMemory() if config.capacity is None else ClassBalancedMemory(config.capacity),
         method.rule(RuleInputs(network, config, steps)) if method.rule is not None else None,
-        loss=method.loss(config),
+        loss=_loss(config, method),
         averaging=config.averaging if method.averaged else None,
         lr=config.lr,
         steps_per_batch=config.steps_per_batch,
@@ -90,10 +97,23 @@ def build_learner(
     )
 
 
+def _loss(config: RunConfig, method: Method) -> Loss:
+    """The replay loss of the method, with the average as a teacher if that is asked for."""
+    own = config.distillation
+    if own.weight == 0:
+        return method.loss(config)
+    if not method.averaged:
+        raise InputError(
+            f"distillation.weight={own.weight}: {method.name} has no average to be taught by; use "
+            f"{method.name}{AVERAGED_SUFFIX}."
+        )
+    return Distilled(method.loss(config), own.weight, own.temperature, own.on)
+
+
 def _refresh_every(config: RunConfig) -> int | None:
     """Stream batches between refreshes from the memory; None for none."""
     if config.refresh.interval is None and not find_method(config.method).task_ends:
-        able = " and ".join(method.name for method in METHODS.values() if method.task_ends)
+        able = " and ".join(n for n, m in METHODS.items() if m.task_ends and not m.averaged)
         raise InputError(
             f"refresh.every=task: only {able} can be refreshed at the ends of tasks, not "
             f"{config.method}. Give a number of stream batches."

@@ -23,6 +23,7 @@ import yaml
 from proxreplay.errors import DataError, InputError
 from proxreplay.options import (
     AveragingOptions,
+    DistillationOptions,
     LearnerOptions,
     LossOptions,
     LPROptions,
@@ -133,6 +134,7 @@ class RunConfig:
     stream: StreamSettings = field(default_factory=StreamSettings)
     loss: LossOptions = field(default_factory=LossOptions)
     averaging: AveragingOptions = field(default_factory=AveragingOptions)
+    distillation: DistillationOptions = field(default_factory=DistillationOptions)
     lpr: LPROptions = field(default_factory=LPROptions)
     refresh: RefreshOptions = field(default_factory=RefreshOptions)
     projection: ProjectionOptions = field(default_factory=ProjectionOptions)

@@ -20,7 +20,7 @@ from proxreplay.experiments.benchmarks import (
     find_benchmark,
 )
 from proxreplay.experiments.config import RunConfig
-from proxreplay.experiments.recipes import LPR_PREFIX, Method, find_method
+from proxreplay.experiments.recipes import AVERAGED_SUFFIX, LPR_PREFIX, Method, find_method
 from proxreplay.options import LearnerOptions
 
 
@@ -37,7 +37,7 @@ def configure(benchmark_name: str, method_name: str, *layers: Mapping[str, Any])
     config = RunConfig(benchmark_name, method.name).with_values(
         {"capacity": defaults.capacity, "steps_per_batch": defaults.steps_per_batch}
     )
-    config = config.with_values(_tuned(defaults.settings, method))
+    config = config.with_values(_tuned(defaults.settings, method)).with_values(method.values)
     if method.name.startswith(LPR_PREFIX):
         config = config.with_values({"refresh.samples": LearnerOptions.refresh_samples})
     for values in layers:
@@ -52,7 +52,7 @@ def configure(benchmark_name: str, method_name: str, *layers: Mapping[str, Any])
 
 def _tuned(settings: Mapping[str, MethodSettings], method: Method) -> dict[str, Any]:
     """A benchmark's settings for a method, as configuration values."""
-    base = method.name.removeprefix(LPR_PREFIX)
+    base = method.name.removeprefix(LPR_PREFIX).removesuffix(AVERAGED_SUFFIX)
     chosen = next(settings[name] for name in (base, *method.tuned_like, "er") if name in settings)
     replay_weight, logit_weight = chosen.der_weights or (None, None)
     values = {
@@ -67,7 +67,7 @@ def _tuned(settings: Mapping[str, MethodSettings], method: Method) -> dict[str, 
     return {key: value for key, value in values.items() if value is not None}
 
 
-_OF_METHODS = ("loss.", "averaging.", "lpr.", "refresh.", "projection.")
+_OF_METHODS = ("loss.", "averaging.", "distillation.", "lpr.", "refresh.", "projection.")
 _OF_RULES = ("diagnostics.gradients_every", "diagnostics.spectrum")
 _OF_BLURRY = ("stream.disjoint", "stream.blur")
 

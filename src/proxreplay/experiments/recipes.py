@@ -6,13 +6,13 @@ Declarations only: torch is imported when a loss or a rule is built.
 import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from proxreplay.errors import InputError
 from proxreplay.experiments.config import RunConfig
 from proxreplay.lazy import LazyModule
-from proxreplay.options import LPROptions
+from proxreplay.options import AveragingOptions, DistillationOptions, LPROptions
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,6 +26,7 @@ else:
     losses = LazyModule("proxreplay.replay.losses")
 
 LPR_PREFIX = "lpr-"
+AVERAGED_SUFFIX = "-avg"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class Method:
         about: one line for people.
         loss: from the configuration to the replay loss.
         rule: the gradient rule, from what it may need to know; None for plain SGD.
-        averaged: whether an average of the weights predicts.
+        averaged: whether the weights are averaged for prediction.
+        values: configuration values that make it what it is.
         head: ``growing`` with a mask over unseen classes, or ``fixed`` with all classes.
         replay: whether it replays, so that LPR can be added to it.
         uses: the configuration keys that matter to it beyond the common ones.
@@ -68,6 +70,7 @@ class Method:
     loss: "Callable[[RunConfig], losses.Loss]"
     rule: "Callable[[RuleInputs], proximal.GradientRule] | None" = None
     averaged: bool = False
+    values: Mapping[str, Any] = field(default_factory=dict)
     head: Literal["growing", "fixed"] = "growing"
     replay: bool = True
     uses: tuple[str, ...] = ()
@@ -78,6 +81,10 @@ class Method:
 
 _REFRESH_KEYS = ("refresh.every", "refresh.samples")
 _LPR_KEYS = (*(f"lpr.{f.name}" for f in dataclasses.fields(LPROptions)), *_REFRESH_KEYS)
+_AVERAGING_KEYS = tuple(f"averaging.{f.name}" for f in dataclasses.fields(AveragingOptions))
+_DISTILLATION_KEYS = tuple(
+    f"distillation.{f.name}" for f in dataclasses.fields(DistillationOptions)
+)
 _SCOPE_KEYS = ("projection.norms", "projection.head")
 
 
@@ -101,6 +108,17 @@ def _with_lpr(base: Method) -> Method:
         about=f"{base.label} with gradients preconditioned by LPR",
         rule=_lpr,
         uses=(*base.uses, *_LPR_KEYS),
+    )
+
+
+def _with_average(base: Method) -> Method:
+    return dataclasses.replace(
+        base,
+        name=base.name + AVERAGED_SUFFIX,
+        label=f"{base.label} averaged",
+        about=f"{base.label}; an average of the weights predicts too",
+        averaged=True,
+        uses=(*base.uses, *_AVERAGING_KEYS, *_DISTILLATION_KEYS),
     )
 
 
@@ -203,7 +221,8 @@ _BASE = [
         "ER; a moving average of the weights predicts",
         lambda c: losses.Er(),
         averaged=True,
-        uses=("averaging.momentum",),
+        values={"averaging.start": "copy", "averaging.predict": "average"},
+        uses=_AVERAGING_KEYS,
     ),
     Method(
         "lode",
@@ -280,18 +299,18 @@ _BASE = [
     ),
 ]
 
-METHODS: Mapping[str, Method] = {
-    method.name: method
-    for base in _BASE
-    for method in ([base, _with_lpr(base)] if base.replay else [base])
-}
+_PLAIN = [m for base in _BASE for m in ([base, _with_lpr(base)] if base.replay else [base])]
+_AVERAGED = [_with_average(method) for method in _PLAIN if not method.averaged]
+METHODS: Mapping[str, Method] = {method.name: method for method in (*_PLAIN, *_AVERAGED)}
 
 
 def find_method(name: str) -> Method:
     """The method of that name."""
     if name not in METHODS:
         near = difflib.get_close_matches(name, METHODS, n=1, cutoff=0.0)[0]
+        plain = ", ".join(method.name for method in _PLAIN)
         raise InputError(
-            f"unknown method '{name}'; the nearest is '{near}', and there are {', '.join(METHODS)}."
+            f"unknown method '{name}'; the nearest is '{near}', and there are {plain}; "
+            f"{AVERAGED_SUFFIX} after a name averages its weights."
         )
     return METHODS[name]

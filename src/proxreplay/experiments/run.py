@@ -24,7 +24,7 @@ from proxreplay.errors import (
     ProxreplayError,
     StorageError,
 )
-from proxreplay.evaluation import evaluate
+from proxreplay.evaluation import evaluate_each
 from proxreplay.experiments.build import build_learner, build_stream
 from proxreplay.experiments.checkpoint import (
     load_checkpoint,
@@ -49,6 +49,8 @@ from proxreplay.experiments.results import (
 )
 from proxreplay.experiments.trackers import TRACKERS, Tracker, check_trackers
 from proxreplay.files import write_text
+from proxreplay.options import PREDICTORS
+from proxreplay.replay import Learner
 from proxreplay.seeding import generator
 
 log = logging.getLogger(__name__)
@@ -266,18 +268,17 @@ class _Run:
             self._judge("test", {}, [task.test for task in self.stream.tasks])
 
     def _judge(self, split: str, moment: Record, tasks: list[Subset]) -> list[float]:
-        """Record accuracy and loss a task, for an average also those of the online network."""
+        """Record accuracy and loss per task; with an average, of every predictor there is."""
+        chosen, *others = names = _predictors(self.learner)
         with self._clock("evaluating"):
-            outcome = evaluate(self.learner.logits, tasks)
-            if not all(map(math.isfinite, outcome.loss)):
-                raise DivergenceError(f"the {split} loss is not finite: {outcome.loss}.")
-            event = {"kind": "evaluation", "split": split, **moment}
-            self._record({**event, "accuracy": outcome.accuracy, "loss": outcome.loss})
-            if self.learner.averaging is not None:
-                online = evaluate(lambda x: self.learner.logits(x, online=True), tasks)
-                values = {"accuracy": online.accuracy, "loss": online.loss}
-                self._record({**event, "online": True, **values})
-        return outcome.accuracy
+            found = evaluate_each(lambda x: self.learner.logits_of_each(x, names), tasks)
+        if not all(map(math.isfinite, found[chosen].loss)):
+            raise DivergenceError(f"the {split} loss is not finite: {found[chosen].loss}.")
+        event = {"kind": "evaluation", "split": split, **moment}
+        for name in (chosen, *others):
+            values = {"accuracy": found[name].accuracy, "loss": found[name].loss}
+            self._record({**event, **({} if name == chosen else _predictor(name)), **values})
+        return found[chosen].accuracy
 
     def _record(self, record: Record) -> None:
         self.records.write(record)
@@ -344,6 +345,22 @@ class _Run:
         start = time.perf_counter()
         yield
         self.seconds[name] += time.perf_counter() - start
+
+
+def _predictors(learner: Learner) -> list[str]:
+    """What is recorded of a learner: what it predicts with first, then the other predictors.
+
+    Of the paper's EMA only the two networks, as ever.
+    """
+    if learner.averaging is None:
+        return ["online"]
+    options = learner.averaging.options
+    names = ("online", "average") if options.start == "copy" else ("online", *PREDICTORS)
+    return list(dict.fromkeys([options.predict, *names]))
+
+
+def _predictor(name: str) -> Record:
+    return {"online": True} if name == "online" else {"predictor": name}
 
 
 def _moment(batch: Batch) -> Record:

@@ -1,6 +1,8 @@
 """What is remembered and how it is learned from."""
 
+from proxreplay.options import AveragingOptions
 from proxreplay.replay.averaging import EMA
+from proxreplay.replay.distillation import Distilled
 from proxreplay.replay.learner import Learner
 from proxreplay.replay.losses import (
     Derpp,
@@ -27,9 +29,11 @@ from proxreplay.replay.parts import Learned, Observer
 
 __all__ = [
     "EMA",
+    "AveragingOptions",
     "ClassBalancedMemory",
     "Derpp",
     "DerppSnapshot",
+    "Distilled",
     "ErAce",
     "Learned",
     "Learner",

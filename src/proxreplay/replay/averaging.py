@@ -1,49 +1,87 @@
-"""Averaging the weights over time, for prediction only."""
+"""Averaging the weights over time: a second network that predicts, and may teach, but never trains.
+
+See docs/averaging.md for what it is worth.
+"""
 
 import copy
+import math
+from collections.abc import Iterable
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from proxreplay.errors import InputError
 from proxreplay.models.heads import GrowingHead
+from proxreplay.options import AveragingOptions
+
+RECENCY = 5  # k: while the average is young, its horizon is 1/k of the steps so far
 
 
 class EMA:
-    """An exponential moving average of everything a model holds.
+    """A moving average of everything a model holds: parameters and BatchNorm statistics.
 
-        average <- m average + (1 - m) model            after every SGD step
+        average <- average + c_t (model - average)          after SGD step t = 1, 2, ...
 
-    for parameters and floating buffers (BatchNorm statistics); integer and bool buffers are copied.
-    It starts as a copy of the model. When a `GrowingHead` grows, the average gets the new rows of
-    the model. It is for prediction: nothing ever trains it or learns from it.
+        debiased:  c_t = max(1 - m, k / (k + t - 1))         k = 5
+        copy:      c_t = 1 - m
+
+    Debiased, the first step replaces the untrained network (``c_1 = 1``); until the horizon is
+    ``1 / (1 - m)`` steps, it is a fifth of the steps so far. ``copy`` starts as a copy of the
+    untrained network, which fades at the same rate as everything else (the paper's EMA rows).
+
+    Integer and bool buffers are copied. When a `GrowingHead` grows, the average gets the new rows
+    of the model. Nothing trains the average or changes the model because of it.
 
     Args:
         model: what is trained.
         momentum: ``m``, at least 0 and below 1.
+        start: ``debiased`` or ``copy``.
+        predict: which of the two networks predicts; see `combined`.
 
     >>> model = nn.Linear(2, 2)
-    >>> ema = EMA(model, momentum=0.9)
+    >>> ema = EMA(model)
     >>> with torch.no_grad():
     ...     _ = model.bias.add_(1.0)
     >>> ema.update_()
-    >>> torch.allclose(ema.model.bias, model.bias - 0.9)
+    >>> torch.equal(ema.model.bias, model.bias)
     True
     """
 
-    def __init__(self, model: nn.Module, momentum: float = 0.999) -> None:
-        if not 0 <= momentum < 1:
-            raise InputError(f"EMA: momentum={momentum}; give at least 0 and less than 1.")
-        self.momentum = momentum
+    def __init__(
+        self,
+        model: nn.Module,
+        momentum: float = AveragingOptions.momentum,
+        *,
+        start: str = AveragingOptions.start,
+        predict: str = AveragingOptions.predict,
+    ) -> None:
+        self.options = AveragingOptions(momentum, start, predict)
         self.online = model
-        self.model = frozen_copy(model).eval()
+        try:
+            self.model = frozen_copy(model).eval()
+        except (RuntimeError, TypeError) as error:
+            raise InputError(
+                f"EMA: the {type(model).__name__} cannot be copied ({error}); make it copyable by "
+                "copy.deepcopy, or learn without an average (averaging=None)."
+            ) from error
+        self.steps = 0
+        self.since = 0  # steps since the newest class came
+        self.settled = 0.0  # share of the average that is from those steps
+        self.classes: set[int] = set()
+
+    @classmethod
+    def of(cls, model: nn.Module, options: AveragingOptions) -> Self:
+        """An average of a model with these options."""
+        return cls(model, options.momentum, start=options.start, predict=options.predict)
 
     @torch.no_grad()
     def update_(self) -> None:
         """Move the average towards the model; call it after every optimizer step."""
         self.follow_growth_()
+        self.steps += 1
+        gain = self._gain()
         floating: tuple[list[Tensor], list[Tensor]] = ([], [])
         for average, online in zip(_tensors(self.model), _tensors(self.online), strict=True):
             if average.is_floating_point():
@@ -51,7 +89,16 @@ class EMA:
                 floating[1].append(online)
             else:
                 average.copy_(online)
-        torch._foreach_lerp_(*floating, 1 - self.momentum)
+        torch._foreach_lerp_(*floating, gain)
+        self.since += 1
+        self.settled += gain * (1 - self.settled)
+
+    def _gain(self) -> float:
+        """``c_t``."""
+        constant = 1 - self.options.momentum
+        if self.options.start == "copy":
+            return constant
+        return max(constant, RECENCY / (RECENCY + self.steps - 1))
 
     @torch.no_grad()
     def follow_growth_(self) -> None:
@@ -61,18 +108,80 @@ class EMA:
                 average.grow_like(online)
                 average.active.copy_(online.active)
 
+    def meet_(self, classes: Iterable[int]) -> None:
+        """Note the classes of a batch before it is learned; the average knows nothing of new ones.
+
+        Only `weight` depends on it.
+        """
+        new = set(classes) - self.classes
+        if new:
+            self.classes |= new
+            self.since, self.settled = 0, 0.0
+
+    @property
+    def weight(self) -> float:
+        """The weight of the average's probabilities in a blend, from 0 to 0.9.
+
+            w = 0.36 t / (t + 100) + 0.54 f s / (s + 50)
+
+        after ``t`` steps, ``s`` of them since the newest class came; ``f`` is the share of the
+        average that is from those ``s``. Right after a new class, which the average does not know
+        yet, the online network has most of the say.
+        """
+        t, s = self.steps, self.since
+        return 0.36 * t / (t + 100) + 0.54 * self.settled * s / (s + 50)
+
+    def combined(self, average: Tensor, online: Tensor, predict: str | None = None) -> Tensor:
+        """Logits ``[n, classes]`` from the logits of both networks.
+
+        Args:
+            average: logits of the average.
+            online: logits of the model that is trained.
+            predict: ``average`` or ``online`` for one of them; ``both`` for the mean of their
+                probabilities, ``blend`` for the mean with `weight`; None for the option. Of a mean,
+                these are the logarithms.
+        """
+        predict = self.options.predict if predict is None else predict
+        if predict in ("average", "online"):
+            return average if predict == "average" else online
+        weight = 0.5 if predict == "both" else self.weight
+        if weight == 0:
+            return online
+        return torch.logaddexp(
+            average.log_softmax(dim=1) + math.log(weight),
+            online.log_softmax(dim=1) + math.log(1 - weight),
+        )
+
     def state_dict(self) -> dict[str, Any]:
-        """The average and its momentum."""
-        return {"momentum": self.momentum, "model": self.model.state_dict()}
+        """The average, its options and how far it has come."""
+        return {
+            "momentum": self.options.momentum,
+            "start": self.options.start,
+            "predict": self.options.predict,
+            "steps": self.steps,
+            "since": self.since,
+            "settled": self.settled,
+            "classes": sorted(self.classes),
+            "model": self.model.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved average; the momentum must be the same."""
-        if state["momentum"] != self.momentum:
-            raise InputError(
-                f"EMA: momentum={self.momentum}, but the saved average was made with "
-                f"{state['momentum']}; use EMA(model, momentum={state['momentum']})."
-            )
+        """Take over a saved average; it must have been made with the same options."""
+        saved = options_of(state)
+        if saved != self.options:
+            raise InputError(f"EMA: {self.options}, but the saved average was made with {saved}.")
         self.model.load_state_dict(state["model"])
+        self.steps = state.get("steps", 0)
+        self.since = state.get("since", 0)
+        self.settled = state.get("settled", 0.0)
+        self.classes = set(state.get("classes", ()))
+
+
+def options_of(state: dict[str, Any]) -> AveragingOptions:
+    """The options a saved average was made with; before there was a choice, it was a copy."""
+    return AveragingOptions(
+        state["momentum"], state.get("start", "copy"), state.get("predict", "average")
+    )
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:

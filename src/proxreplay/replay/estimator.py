@@ -48,7 +48,8 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         omega_0: strength of LPR; 0 for replay alone.
         beta: see `proxreplay.LPR`; without effect on an MLP.
         capacity: how many examples are remembered.
-        averaging: an average of the weights that predicts, such as ``AveragingOptions(0.99)``.
+        averaging: whether an average of the weights predicts too, or how:
+            ``AveragingOptions(0.99)``.
         lr: learning rate of SGD.
         batch_size: examples per stream batch.
         steps_per_batch: SGD steps per stream batch.
@@ -74,7 +75,7 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         omega_0: float = LPROptions.omega_0,
         beta: float = LPROptions.beta,
         capacity: int = LearnerOptions.capacity,
-        averaging: AveragingOptions | None = None,
+        averaging: AveragingOptions | bool = True,
         lr: float = LearnerOptions.lr,
         batch_size: int = 10,
         steps_per_batch: int = LearnerOptions.steps_per_batch,
@@ -186,7 +187,7 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             ClassBalancedMemory(self.capacity),
             LPR(model, self.omega_0, self.beta) if self.omega_0 else None,
             loss=self.loss,
-            averaging=self.averaging,
+            averaging=AveragingOptions() if self.averaging is True else self.averaging or None,
             lr=self.lr,
             steps_per_batch=self.steps_per_batch,
             replay_batch=self.replay_batch,

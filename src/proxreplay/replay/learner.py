@@ -33,6 +33,8 @@ from proxreplay.replay.saving import Saving
 from proxreplay.replay.views import Provider, Views
 from proxreplay.seeding import seeded
 
+DEFAULT_AVERAGING = AveragingOptions()
+
 
 class Learner(Saving, Predictor):
     """Learns from a stream, one batch at a time, and can predict at every moment.
@@ -50,8 +52,8 @@ class Learner(Saving, Predictor):
         memory: what is remembered for replay; None for a `ClassBalancedMemory`.
         rule: preconditions the gradients, or None for the plain optimizer.
         loss: the replay loss.
-        averaging: an average of the weights that predicts in place of the model: its options, or
-            an `EMA` made for ``model``.
+        averaging: an average of the weights that predicts beside the model (docs/averaging.md):
+            its options, an `EMA` made for ``model``, or None for the model alone.
         lr: learning rate of SGD.
         optimizer: from parameters to an optimizer, instead of plain SGD with ``lr``.
         steps_per_batch: SGD steps per stream batch.
@@ -85,7 +87,7 @@ class Learner(Saving, Predictor):
         rule: GradientRule | None = None,
         *,
         loss: Loss = er,
-        averaging: EMA | AveragingOptions | None = None,
+        averaging: EMA | AveragingOptions | None = DEFAULT_AVERAGING,
         lr: float | None = None,  # eta in the paper
         optimizer: OptimizerFactory | None = None,
         steps_per_batch: int = LearnerOptions.steps_per_batch,  # S in the paper
@@ -109,7 +111,7 @@ class Learner(Saving, Predictor):
         at_least(0, lr=lr)
         check_parts(model, memory, rule, loss, averaging, transform)
         if isinstance(averaging, AveragingOptions):
-            averaging = EMA(model, averaging.momentum)
+            averaging = EMA.of(model, averaging)
         super().__init__(model, averaging, transform, device, channels_last)
         self.memory = ClassBalancedMemory(LearnerOptions.capacity) if memory is None else memory
         self.rule = rule
@@ -133,7 +135,7 @@ class Learner(Saving, Predictor):
             self.intake.check_reach(labels)
             _, self.intake.labels = self.intake.labels.meet(labels)
             self._meet(labels)
-        self.provider = Provider(model, needs_of(loss))
+        self.provider = Provider(model, needs_of(loss), averaging)
         self._fresh_rule = None if rule is None else copy.deepcopy(rule.state_dict())
         self._watched_loss = loss
         for observer in observers:
@@ -160,6 +162,7 @@ class Learner(Saving, Predictor):
                 with guard:
                     batch = self.views.of(incoming, "incoming")
                     replay = self.provider.replay(self.views, self.replay_batch)
+                    batch, replay = self.provider.taught(batch, replay)
                     if step == self.steps_per_batch - 1:
                         incoming = self.provider.with_logits(incoming, batch)
                     loss = self._watched_loss(self.model, batch, replay)
@@ -274,6 +277,7 @@ class Learner(Saving, Predictor):
             head.activate(indices)
         if self.averaging is not None:
             self.averaging.follow_growth_()
+            self.averaging.meet_(indices.tolist())
 
     def _reference(self, rule: GradientRule, replay: Batch | None) -> Batch | None:
         """What the rule compares this step with: a draw of its own, or what was replayed."""

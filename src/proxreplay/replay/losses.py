@@ -38,11 +38,14 @@ class Needs:
             was stored, ``[n, classes]``; NaN where a class did not exist.
         teacher_every: ``replay.extras["teacher"]``: the logits, on the same inputs, of a frozen
             copy of the model taken after the first stream batch and every so many later.
+        average: ``extras["average"]``: the logits, on the same inputs, of the average of the
+            weights: of ``replay``, or of ``all`` (the incoming batch too); None for no batch.
     """
 
     draws: int = 1
     stored_logits: bool = False
     teacher_every: int | None = None
+    average: str | None = None
 
 
 def needs_of(loss: Loss) -> Needs:

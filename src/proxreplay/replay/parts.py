@@ -84,6 +84,11 @@ def check_parts(
             f"Learner: {type(rule).__name__} looks at the replayed examples, but the loss "
             "replays none; give a loss that does, such as er."
         )
+    if needs_of(loss).average is not None and averaging is None:
+        raise InputError(
+            f"Learner: the loss {loss} is taught by an average of the weights, but there is none; "
+            "give averaging=AveragingOptions()."
+        )
 
 
 def _takes_three(loss: Any) -> bool:

@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
@@ -14,7 +14,7 @@ from proxreplay import seeding
 from proxreplay.batch import Batch
 from proxreplay.errors import InputError
 from proxreplay.models.heads import GrowingHead
-from proxreplay.options import count
+from proxreplay.options import PREDICTORS, count, one_of
 from proxreplay.proximal.layers.capture import as_written, untouched
 from proxreplay.replay.averaging import EMA
 from proxreplay.replay.intake import InputKind, Intake, stream_batches
@@ -50,7 +50,7 @@ class Predictor:
 
     Args:
         model: from inputs to logits.
-        averaging: an average of its weights, which predicts in its place.
+        averaging: an average of its weights, which predicts in its place or beside it.
         transform: from stored inputs to what the model sees.
         device: where the model goes; None for where it is.
         channels_last: whether 4-d tensors are kept in NHWC order.
@@ -90,35 +90,85 @@ class Predictor:
 
     @locked
     @torch.no_grad()
-    def logits(self, x: Any, *, online: bool = False, batch_size: int | None = None) -> Tensor:
-        """Logits in evaluation mode, ``[n, outputs]``.
+    def logits(
+        self,
+        x: Any,
+        *,
+        online: bool = False,
+        predictor: str | None = None,
+        batch_size: int | None = None,
+    ) -> Tensor:
+        """Logits in evaluation mode, ``[n, outputs]``; of a mean, the logarithms of probabilities.
 
         Args:
             x: inputs ``[n, ...]``; one example counts as a batch of one.
-            online: with the model that is trained, even where there is an average of it.
+            online: short for ``predictor="online"``: the model that is trained.
+            predictor: where there is an average of the model: ``average``, ``online``, ``both``
+                (the mean of their probabilities) or ``blend`` (a weighted mean); None for what the
+                average was made for (``averaging.predict``).
             batch_size: inputs per forward pass; None for 500, or as many as suit a CPU's cache.
         """
+        name = self._predictor("online" if online else predictor)
+        if name == "online" or self.averaging is None:
+            return self._logits(self.model, x, batch_size)
+        average = self._logits(self.averaging.model, x, batch_size)
+        if name == "average":
+            return average
+        return self.averaging.combined(average, self._logits(self.model, x, batch_size), name)
+
+    @locked
+    def logits_of_each(self, x: Any, predictors: Sequence[str]) -> dict[str, Tensor]:
+        """Logits by predictor; each of the two networks is asked once."""
+        online = self.logits(x, online=True)
+        if self.averaging is None:
+            return {"online": online}
+        average = self.logits(x, predictor="average")
+        return {name: self.averaging.combined(average, online, name) for name in predictors}
+
+    def _predictor(self, name: str | None) -> str:
+        """The predictor of that name; for None, the learner's own."""
+        one_of((*PREDICTORS, None), predictor=name)
+        if self.averaging is not None:
+            return self.averaging.options.predict if name is None else name
+        if name not in (None, "online"):
+            raise InputError(
+                f"Learner: predictor={name!r}, but there is no average of the weights; make the "
+                "learner with averaging=AveragingOptions()."
+            )
+        return "online"
+
+    def _logits(self, model: nn.Module, x: Any, batch_size: int | None) -> Tensor:
         count(batch_size=batch_size)
         inputs = self.intake.check(x)
         size = self._inputs_per_pass(inputs) if batch_size is None else batch_size
-        model = self.model if online or self.averaging is None else self.averaging.model
         with evaluating(model), as_written():
             return torch.cat([model(self._see(part)) for part in inputs.split(size)])
 
     @locked
-    def predict_proba(self, x: Any, *, online: bool = False) -> Tensor:
-        """The probability of every label in `labels`, ``[n, labels]``."""
-        return self._known(self.logits(x, online=online)).softmax(dim=1)
+    def predict_proba(
+        self, x: Any, *, online: bool = False, predictor: str | None = None
+    ) -> Tensor:
+        """The probability of every label in `labels`, ``[n, labels]``; see `logits`."""
+        return self._known(self.logits(x, online=online, predictor=predictor)).softmax(dim=1)
 
     @locked
-    def predict(self, x: Any, *, online: bool = False) -> NDArray[Any]:
+    def predict(
+        self, x: Any, *, online: bool = False, predictor: str | None = None
+    ) -> NDArray[Any]:
         """The most probable label of every input: an array ``[n]`` of integers or of names."""
-        return self.intake.labels.decode(self._known(self.logits(x, online=online)).argmax(dim=1))
+        logits = self.logits(x, online=online, predictor=predictor)
+        return self.intake.labels.decode(self._known(logits).argmax(dim=1))
 
     @locked
     @torch.inference_mode()
     def evaluate(
-        self, x: Any, y: Any = None, *, batch_size: int | None = None, online: bool = False
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        batch_size: int | None = None,
+        online: bool = False,
+        predictor: str | None = None,
     ) -> float:
         """The share of inputs whose label is predicted; labels never met count as errors.
 
@@ -127,14 +177,16 @@ class Predictor:
             y: labels ``[n]``.
             batch_size: see `logits`.
             online: see `logits`.
+            predictor: see `logits`.
         """
+        name = self._predictor("online" if online else predictor)
         hits = total = 0
         for inputs, labels in [(x, y)] if y is not None else stream_batches(x, None, 500):
             if isinstance(inputs, Batch):
                 batch: Batch = inputs
                 inputs, labels = batch.inputs, batch.labels
             indices = self.intake.labels.find(labels)
-            logits = self._known(self.logits(inputs, online=online, batch_size=batch_size))
+            logits = self._known(self.logits(inputs, predictor=name, batch_size=batch_size))
             if len(indices) != len(logits):
                 raise InputError(
                     f"Learner: {len(logits)} inputs but {len(indices)} labels; give one each."

@@ -19,8 +19,8 @@ from proxreplay.models.recipes import build_again, recipe_of
 from proxreplay.proximal.rules.base import GradientRule
 from proxreplay.proximal.rules.lpr import LPR
 from proxreplay.proximal.shrinkage.strength import Strength
-from proxreplay.replay import losses
-from proxreplay.replay.averaging import EMA
+from proxreplay.replay import distillation, losses
+from proxreplay.replay.averaging import options_of
 from proxreplay.replay.losses import Loss
 from proxreplay.replay.memory import (
     ClassBalancedMemory,
@@ -185,7 +185,7 @@ def rebuilt(
         "memory": _memory(state["memory"]) if memory is None else memory,
         "rule": _rule(parts["rule"], model, rule),
         "loss": _part("loss", parts["loss"], loss),
-        "averaging": EMA(model, state["averaging"]["momentum"]) if "averaging" in state else None,
+        "averaging": options_of(state["averaging"]) if "averaging" in state else None,
         "optimizer": optimizer,
         "transform": _part("transform", parts["transform"], transform),
         **options,
@@ -244,7 +244,7 @@ def _part(argument: str, description: Any, given: Any) -> Any:
         return given
     known = {
         _name(cls): cls
-        for module in (losses, transforms)
+        for module in (losses, distillation, transforms)
         for cls in vars(module).values()
         if isinstance(cls, type) and dataclasses.is_dataclass(cls)
     }

@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from proxreplay.batch import Batch
 from proxreplay.proximal.layers.capture import as_written
-from proxreplay.replay.averaging import frozen_copy
+from proxreplay.replay.averaging import EMA, frozen_copy
 from proxreplay.replay.losses import Needs
 from proxreplay.replay.memory import Memory
 from proxreplay.seeding import generator
@@ -63,11 +63,13 @@ class Provider:
     Args:
         model: whose logits are stored, and whose copies teach.
         needs: of the loss.
+        averaging: the average of the weights, for a loss that is taught by it.
     """
 
-    def __init__(self, model: nn.Module, needs: Needs) -> None:
+    def __init__(self, model: nn.Module, needs: Needs, averaging: EMA | None = None) -> None:
         self.model = model
         self.needs = needs
+        self.averaging = averaging
         self.teacher: nn.Module | None = None
         if needs.teacher_every is not None:
             self.take_snapshot()
@@ -79,6 +81,22 @@ class Provider:
             return replay
         with torch.no_grad():
             return replay.with_extras(teacher=self.teacher(replay.inputs))
+
+    @torch.no_grad()
+    def taught(self, batch: Batch, replay: Batch | None) -> tuple[Batch, Batch | None]:
+        """Both batches with what the average says about those that the loss asks for."""
+        if self.needs.average is None or self.averaging is None:
+            return batch, replay
+        wanted = [batch] if self.needs.average == "all" else []
+        wanted += [] if replay is None else [replay]
+        if not wanted:
+            return batch, replay
+        logits = self.averaging.model(torch.cat([b.inputs for b in wanted]))
+        if replay is not None:
+            replay = replay.with_extras(average=logits[-len(replay) :])
+        if self.needs.average == "all":
+            batch = batch.with_extras(average=logits[: len(batch)])
+        return batch, replay
 
     @torch.no_grad()
     def with_logits(self, incoming: Batch, view: Batch) -> Batch:
