@@ -19,3 +19,33 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_there_are_pages() -> None:
     assert {"README.md", "speed.md", "reproduction.md"} <= {page.name for page in PAGES}
+
+
+PACKAGE = ROOT / "src" / "proxreplay"
+SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in PACKAGE.rglob("*.py")}
+
+
+def named_in_tables(page: Path) -> list[str]:
+    """What stands in backticks in the last column of tables that say where code is."""
+    cells, inside = [], False
+    for line in page.read_text().splitlines():
+        if not line.startswith("|"):
+            inside = False
+            continue
+        last = line.rstrip(" |").rpartition(" | ")[2].strip()
+        if inside:
+            cells.append(last)
+        inside = inside or last in ("where", "code")
+    return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+
+
+@pytest.mark.parametrize("page", ["lpr.md", "rules.md"])
+def test_code_named_in_formula_tables_exists(page: str) -> None:
+    names = named_in_tables(ROOT / "docs" / page)
+    assert len(names) > 4
+    for name in names:
+        if name.endswith(".py"):
+            assert name in SOURCES, f"{page}: no file {name}"
+        elif re.fullmatch(r"[A-Za-z_]\w*", name):
+            defined = re.compile(rf"^ *(def|class) {name}\b", re.MULTILINE)
+            assert any(map(defined.search, SOURCES.values())), f"{page}: no {name} in the package"
