@@ -31,7 +31,6 @@ from proxreplay.report.paper import paper
 from proxreplay.report.plots import MOST_SWITCHES
 from proxreplay.report.tables import (
     FEW_SEEDS,
-    Table,
     comparisons,
     further_table,
     main_table,
@@ -150,9 +149,9 @@ def _section(number: int, section: Section) -> dict[str, Any]:
         "protocol": _protocol(section),
         "verdict": verdict(section),
         "warnings": section_warnings(section),
-        "main": _table(main),
+        "main": main,
         "has_paper": any(row.source == "paper" for row in main.rows),
-        "further": _table(further),
+        "further": further,
         "differences": _differences(section),
         "maps": maps,
         "more_maps": max(0, sum(bool(g.runs) for g in section.groups) - len(maps)),
@@ -192,36 +191,6 @@ def _protocol(section: Section) -> str:
                 else text.format(f"{value:g}")
             )
     return ", ".join(parts)
-
-
-def _table(table: Table) -> dict[str, Any]:
-    return {
-        "columns": [measure.label for measure in table.columns],
-        "legend": " ".join(f"{measure.label}: {measure.about}" for measure in table.columns),
-        "rows": [
-            {
-                "label": row.label,
-                "source": row.source,
-                "seeds": row.seeds,
-                "cells": [
-                    None
-                    if value is None
-                    else {
-                        "mean": f"{value.mean:.{measure.digits}f}",
-                        "error": ""
-                        if math.isnan(value.standard_error)
-                        else f"{value.standard_error:.{measure.digits}f}",
-                        "seeds": value.seeds,
-                        "best": table.is_best(row, i),
-                    }
-                    for i, (measure, value) in enumerate(
-                        zip(table.columns, row.estimates, strict=True)
-                    )
-                ],
-            }
-            for row in table.rows
-        ],
-    }
 
 
 def _differences(section: Section) -> dict[str, Any] | None:
