@@ -16,7 +16,7 @@ from proxreplay.replay import Learner
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """What a run does and about how long it takes.
 
     Args:
@@ -76,7 +76,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
-def plan(config: RunConfig, data_root: Path | None = None, batches: int = 12) -> Plan:
+def plan(config: RunConfig, data_root: Path | None = None, batches: int = 12) -> RunPlan:
     """Count what a run would do, and time a few of its batches to say how long it would take.
 
     Args:
@@ -102,7 +102,7 @@ def plan(config: RunConfig, data_root: Path | None = None, batches: int = 12) ->
         seconds_a_refresh = _time_refresh(learner, config.refresh.samples or at_most)
         seconds_an_image = _time_evaluation(learner, stream)
     row = learner.memory.nbytes / max(len(learner.memory), 1)
-    return Plan(
+    return RunPlan(
         tasks=len(stream.tasks),
         stream_batches=len(stream),
         trained_batches=stream.trained_batches,
@@ -133,7 +133,7 @@ def _held_out(stream: Stream, tasks: int) -> int:
 
 
 def _time_batches(learner: Learner, stream: Stream, batches: int) -> float:
-    """Median seconds a batch, refreshes left out."""
+    """Median seconds per batch, without refreshes."""
     times: list[float] = []
     while len(times) < batches and stream.position < len(stream):
         batch = next(stream)
@@ -144,7 +144,7 @@ def _time_batches(learner: Learner, stream: Stream, batches: int) -> float:
 
 
 def _time_refresh(learner: Learner, examples: int) -> float:
-    """Seconds a refresh over so many examples, from the time that few and fewer take."""
+    """Seconds per refresh over so many examples, extrapolated from two smaller ones."""
     if learner.rule is None:
         return 0.0
     seconds = []
@@ -161,7 +161,7 @@ def _time_refresh(learner: Learner, examples: int) -> float:
 
 
 def _time_evaluation(learner: Learner, stream: Stream) -> float:
-    """Seconds an image."""
+    """Seconds per image."""
     examples = stream.tasks[0].validation
     start = time.perf_counter()
     evaluate(learner.logits, [examples])
