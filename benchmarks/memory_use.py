@@ -61,8 +61,8 @@ def peak(function: Callable[[], object]) -> int:
 
 def run() -> list[Claim]:
     model, x = network(), images(100)
-    LPR(model, 4.0, 2.0).refresh(x)  # index tables are made once and for all
-    lpr = LPR(model, 4.0, 2.0)
+    LPR(model, 4.0, 2.0, tolerance=0).refresh(x)  # index tables are made once and for all
+    lpr = LPR(model, 4.0, 2.0, tolerance=0)
     plan = lpr.cost(x[:1], samples=2000)
     before = live()
     lpr.refresh(x)
