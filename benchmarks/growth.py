@@ -22,7 +22,7 @@ def measure() -> Seconds:
     for case in dict.fromkeys(case for cases in CASES.values() for case in cases):
         n, width, size = case
         model, x = network(width, size), images(n, size)
-        lpr = LPR(model, omega_0=4.0, beta=2.0)
+        lpr = LPR(model, omega_0=4.0, beta=2.0, tolerance=0)
         times = interleaved(
             {
                 "forward": lambda model=model, x=x: forward(model, x),  # type: ignore[misc]

@@ -19,7 +19,7 @@ def run() -> list[Claim]:
     inputs = CIFAR(images, None).contiguous(memory_format=torch.channels_last)
     x, y = inputs[:20], labels[:20]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    exact = LPR(model, omega_0=4.0, beta=2.0)
+    exact = LPR(model, omega_0=4.0, beta=2.0, tolerance=0)
     spectral = LPR(model, omega_0=4.0, beta=2.0, tolerance=0.02)
 
     def step() -> None:

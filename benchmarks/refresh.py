@@ -10,7 +10,7 @@ N, FEW = 2000, 200
 
 def run() -> list[Claim]:
     model, x = network(), images(N)
-    lpr, naive = LPR(model, omega_0=4.0, beta=2.0), NaiveLPR(model)
+    lpr, naive = LPR(model, omega_0=4.0, beta=2.0, tolerance=0), NaiveLPR(model)
     times = interleaved(
         {"forward": lambda: forward(model, x), "refresh": lambda: lpr.refresh(x)}, rounds=3
     )
