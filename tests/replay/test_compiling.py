@@ -36,7 +36,7 @@ def test_a_compiled_learner_follows_the_plain_one_and_growth_compiles_nothing_an
     graphs = []
     for i in range(6):
         x, y = random(10, 6, seed=i).float(), torch.arange(10) % (i + 2)  # a class more each time
-        losses = [learner.learn(x, y) for learner in (plain, fast)]
+        losses = [float(learner.learn(x, y)) for learner in (plain, fast)]
         assert losses[1] == pytest.approx(losses[0], rel=1e-4)
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[0] >= 1, "nothing was compiled"
