@@ -12,7 +12,7 @@ OUT ?= runs/demo
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
 
-demo: $(READY)  ## plain replay against LPR on bundled data: a table and a picture in under a minute
+demo: $(READY)  ## plain replay against LPR on bundled data: a table and a picture
 	$(BIN)/proxreplay demo --out $(OUT)
 
 test: export OMP_NUM_THREADS = 1  # the tests run in as many processes as there are cores

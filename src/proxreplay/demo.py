@@ -1,4 +1,4 @@
-"""The demo: plain replay against LPR on bundled data, from stream to table and picture."""
+"""The demo: plain replay, LPR and LPR averaged on bundled data, from stream to picture."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +13,15 @@ from proxreplay.report.plots import over_time, save
 from proxreplay.report.tables import Row, comparison_rows, markdown
 
 BENCHMARK = "split-digits"
-METHOD_NAMES = ("er", "lpr-er")
+METHOD_NAMES = ("er", "lpr-er", "lpr-er-avg")
 
 EXPLANATION = (
-    "Two networks learned the ten digits from the same stream, two new classes at a time, with a "
-    "memory of {memory} images to replay; LPR (ER) differs from ER only in that its gradients "
-    "spare the hidden activations of remembered images. Acc is the accuracy at the end, AAA the "
-    "average over every moment on the way, and WC-Acc the lowest that each task fell to after it "
-    "was learned, which is where plain replay suffers most."
+    "Three learners saw the same stream of the ten digits, two new classes at a time, with a "
+    "memory of {memory} images to replay. LPR (ER) differs from ER only in its gradients, which "
+    "spare the hidden activations of remembered images. The last one also predicts with an average "
+    "of its weights. Acc is the accuracy at the end, AAA the average over the whole stream, and "
+    "WC-Acc the lowest that each task fell to after it was learned: there plain replay suffers "
+    "most."
 )
 
 

@@ -37,7 +37,7 @@ def demo(
     ),
     seeds: Annotated[int, typer.Option(help="Runs of each method.", min=2, max=1000)] = 5,
 ) -> None:
-    """Compare plain replay with LPR on bundled digits: a table and a picture in under a minute."""
+    """Compare plain replay, LPR and LPR averaged on bundled digits: a table and a picture."""
     from proxreplay.demo import BENCHMARK, METHOD_NAMES, conclude
     from proxreplay.experiments.jobs import comparison
 
@@ -262,13 +262,13 @@ def make(planned: "Sequence[Job]", jobs: int) -> None:
 
 def print_table(title: str, rows: Sequence[Any]) -> None:
     """A comparison as a table on the terminal."""
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from proxreplay.evaluation.measures import MAIN
     from proxreplay.report.tables import FEW_SEEDS, format_estimate
 
-    headings = [measure.label for measure in MAIN]
-    table = Table("Method", "Seeds", *headings, title=plain(title), title_justify="left")
+    headings = [Column(measure.label, no_wrap=True) for measure in MAIN]
+    table = Table("Method", "Seeds", *headings, title=plain(title), title_justify="left", padding=0)
     for row in rows:
         paired = row.source == "difference"
         cells = [format_estimate(e, signed=paired) for e in row.estimates]

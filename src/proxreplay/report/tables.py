@@ -77,10 +77,10 @@ class Table:
 
 
 def comparison_rows(runs: Mapping[str, Sequence[StoredRun]]) -> list[Row]:
-    """One row per method, and for two methods their difference on the seeds that both completed.
+    """One row per method, then its difference from the first on the seeds that both completed.
 
     Args:
-        runs: by the label of their method, in any state.
+        runs: by the label of their method, in any state; the first is the reference.
     """
     results = {
         label: {run.config.seed: run.result for run in found if run.config and run.result}
@@ -90,11 +90,12 @@ def comparison_rows(runs: Mapping[str, Sequence[StoredRun]]) -> list[Row]:
         Row(label, tuple(_estimate(r.measures[m.key] for r in done.values()) for m in MAIN))
         for label, done in results.items()
     ]
-    if len(rows) == 2:
-        first, second = results.values()
-        shared = [(first[s].measures, second[s].measures) for s in first if s in second]
+    (reference, first), *others = results.items()
+    for label, done in others:
+        shared = [(first[s].measures, done[s].measures) for s in first if s in done]
         paired = tuple(_estimate(_minus(b[m.key], a[m.key]) for a, b in shared) for m in MAIN)
-        rows.append(Row("difference", paired, "difference"))
+        name = "difference" if len(others) == 1 else f"{label} minus {reference}"
+        rows.append(Row(name, paired, "difference"))
     return rows
 
 
