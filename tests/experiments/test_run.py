@@ -116,7 +116,7 @@ def test_only_gpm_and_sgp_are_refreshed_at_task_ends(method: str, tmp_path: Path
         run(quick(method, **{"refresh.every": "task"}), tmp_path)
 
 
-@pytest.mark.parametrize("method", ["er", "lpr-er", "lpr-ema"])
+@pytest.mark.parametrize("method", ["lpr-er", "lpr-ema", "lpr-er-avg"])
 def test_a_killed_process_loses_only_what_came_after_the_checkpoint(
     method: str, tmp_path: Path
 ) -> None:

@@ -144,11 +144,11 @@ def test_options_are_checked_when_fitting() -> None:
 
 def test_parameters_set_between_two_calls_take_effect() -> None:
     X, y = BLOBS
-    classifier = ReplayClassifier(random_state=0).partial_fit(X[:50], y[:50])
+    classifier = ReplayClassifier(averaging=False, random_state=0).partial_fit(X[:50], y[:50])
     before = classifier.predict_proba(X)
     classifier.set_params(lr=0.0, steps_per_batch=1, batch_size=50).partial_fit(X[50:], y[50:])
     assert classifier.learner_.batches_learned == 5 + 3
-    after = ReplayClassifier(random_state=0).partial_fit(X[:50], y[:50])
+    after = ReplayClassifier(averaging=False, random_state=0).partial_fit(X[:50], y[:50])
     after.scaler_.partial_fit(X[50:])
     np.testing.assert_array_equal(classifier.predict_proba(X), after.predict_proba(X))
     assert not np.array_equal(before, after.predict_proba(X))  # by the scaler alone

@@ -64,7 +64,7 @@ def test_a_memory_takes_batches_and_whole_numbers() -> None:
 def test_averaging_by_its_options() -> None:
     learner = Learner(mlp(2), averaging=AveragingOptions(0.5))
     assert learner.averaging is not None
-    assert learner.averaging.momentum == 0.5
+    assert learner.averaging.options.momentum == 0.5
 
 
 def test_memories_can_be_read() -> None:

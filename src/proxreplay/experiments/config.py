@@ -272,7 +272,7 @@ def described(settings: type[Any] = RunConfig, prefix: str = "") -> dict[str, st
     """What every key means, from the Args of its dataclass.
 
     >>> described()["averaging.momentum"]
-    'decay of the moving average per step.'
+    'decay of the moving average per step; its horizon is 1 / (1 - momentum) steps.'
     """
     texts: dict[str, str] = {}
     for line in (inspect.getdoc(settings) or "").partition("Args:\n")[2].splitlines():
