@@ -16,6 +16,7 @@ from proxreplay.errors import InputError
 from proxreplay.models.heads import GrowingHead
 from proxreplay.options import AveragingOptions
 
+DEFAULT_AVERAGING = AveragingOptions()
 RECENCY = 5  # k: while the average is young, its horizon is 1/k of the steps so far
 
 

@@ -14,7 +14,7 @@ from proxreplay.errors import InputError
 from proxreplay.models.heads import replace_in_optimizer_
 from proxreplay.options import AveragingOptions, LearnerOptions, RefreshOptions, at_least, count
 from proxreplay.proximal.rules.base import GradientRule
-from proxreplay.replay.averaging import EMA
+from proxreplay.replay.averaging import DEFAULT_AVERAGING, EMA
 from proxreplay.replay.guard import Guard, check_batch_of_one
 from proxreplay.replay.intake import InputKind, stream_batches
 from proxreplay.replay.losses import SEPARATE, Loss, er, needs_of
@@ -33,8 +33,6 @@ from proxreplay.replay.saving import Saving
 from proxreplay.replay.views import Provider, Views
 from proxreplay.seeding import seeded
 
-DEFAULT_AVERAGING = AveragingOptions()
-
 
 class Learner(Saving, Predictor):
     """Learns from a stream, one batch at a time, and can predict at every moment.
@@ -43,9 +41,8 @@ class Learner(Saving, Predictor):
     Labels are integers of at least 0, which are the index of their output, or names (strings,
     anything hashable), which get indices in the order of arrival.
 
-    Everything random draws from generators of its own, derived from ``seed``: learners that differ
-    in loss or rule see the same replay and the same augmentation, and torch's global generator is
-    left alone.
+    Everything random draws from its own generators, derived from ``seed``: learners that differ in
+    loss or rule see the same replay and augmentation. torch's global generator is left alone.
 
     Args:
         model: any module from inputs to logits; a `GrowingHead` inside it grows with the labels.
@@ -288,8 +285,7 @@ class Learner(Saving, Predictor):
         if self.provider.needs.stored_logits:
             self.model.train()
             with self._own_randomness():
-                view = self.views.of(incoming, "incoming")
-                incoming = self.provider.with_logits(incoming, view)
+                incoming = self.provider.with_logits(incoming, self.views.of(incoming, "incoming"))
         return Learned(math.nan, self._store(incoming))
 
     def _store(self, incoming: Batch) -> tuple[int, ...]:

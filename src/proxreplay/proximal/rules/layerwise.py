@@ -178,7 +178,10 @@ class LayerwiseRule(GradientRule):
         attached = "attached" if self._optimizer is not None else "not attached to an optimizer"
         lines = [f"{type(self).__name__}({options}), {attached}"]
         lines += [repr(self.layers)] if self._treatments else []
-        lines += [f"left alone: {name}: {why}" for name, why in self._untreated.items()]
+        lines += [
+            f"left alone: {name or 'the model itself'}: {why}"
+            for name, why in self._untreated.items()
+        ]
         return "\n".join(lines)
 
     def __getstate__(self) -> dict[str, Any]:
