@@ -94,3 +94,15 @@ def test_more_arguments_than_the_model_takes_are_refused_with_the_way_out(exampl
 def test_what_is_nothing_to_call_a_model_with_is_refused(examples):
     with pytest.raises(InputError, match="not something a model is called with"):
         LPR(nn.Linear(3, 2)).refresh(examples)
+
+
+def test_inputs_must_be_a_function():
+    with pytest.raises(InputError, match="inputs=0; give a function"):
+        LPR(nn.Linear(3, 2)).refresh([random(6, 3)], inputs=0)
+
+
+def test_examples_without_a_dimension_of_examples_are_not_counted_by_their_width():
+    with pytest.raises(InputError, match=r"of shape \[3\] is one example without a dimension"):
+        LPR(nn.Linear(3, 2).double()).refresh([random(3), random(3, seed=1)])
+    scalars = nn.Sequential(nn.Unflatten(0, (-1, 1)), nn.Linear(1, 2)).double()
+    assert refreshed([random(5)], scalars).layers["1"].positions == 1

@@ -194,7 +194,7 @@ def test_batches_may_be_tensors_tuples_or_dicts_and_give_the_same():
     }
     states = {}
     for kind, inputs in batches.items():
-        lpr = LPR(model)
+        lpr = LPR(model, 1.0)
         lpr.refresh(inputs)
         states[kind] = lpr.state_dict()
     for kind, state in states.items():

@@ -252,6 +252,51 @@ def test_embedding_with_max_norm_is_treated_and_left_without_a_trace():
     assert "" in lpr.layers
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of the oracle
+@few
+@given(
+    mode=st.sampled_from(["sum", "mean", "weighted"]),
+    vocabulary=st.integers(2, 5),
+    lengths=st.lists(st.integers(0, 4), min_size=1, max_size=4),
+    padding=st.booleans(),
+    last=st.booleans(),
+)
+def test_embedding_bag_is_a_linear_over_counts(mode, vocabulary, lengths, padding, last):
+    assume(sum(lengths) > 0)
+    layer = nn.EmbeddingBag(
+        vocabulary,
+        3,
+        mode="sum" if mode == "weighted" else mode,
+        padding_idx=1 if padding else None,
+        include_last_offset=last,
+    )
+    rng = torch.Generator().manual_seed(0)
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    kwargs = {
+        "offsets": offsets if last else offsets[:-1],  # first: one for every bag
+        "input": torch.randint(vocabulary, (sum(lengths),), generator=rng),
+    }
+    if mode == "weighted":
+        kwargs["per_sample_weights"] = random(sum(lengths))
+    bags = len(lengths) / (len(lengths) + last)  # examples are counted by the first tensor
+    check_against_jacobian(layer, positions=bags, kwargs=kwargs)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of the oracle
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_embedding_bag_with_bags_of_one_size(mode):
+    x = torch.tensor([[0, 2, 2], [4, 2, 0]])
+    check_against_jacobian(nn.EmbeddingBag(5, 2, mode=mode), x, positions=1)
+
+
+def test_the_maximum_of_an_embedding_bag_is_left_alone_and_named():
+    lpr = LPR(nn.Sequential(nn.EmbeddingBag(5, 2, mode="max")))
+    reason = "the maximum of an EmbeddingBag is not linear in its weight."
+    assert lpr.untreated == {"0.weight": reason}
+    lpr.refresh(torch.tensor([[0, 2, 2]]))
+    assert not lpr.layers
+
+
 @pytest.mark.parametrize("batch_first", [True, False], ids=["batch-first", "sequence-first"])
 @pytest.mark.parametrize(
     "options",

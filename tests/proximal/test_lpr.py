@@ -46,7 +46,7 @@ def test_omega_zero_is_bit_identical_to_no_lpr():
         if step % 2 == 0:
             lpr.refresh(x)
     assert_same_state(dict(model.state_dict()), dict(twin.state_dict()))
-    assert set(lpr.untreated.values()) == {"its omega_0 is 0."}
+    assert set(lpr.untreated.values()) == {"its strength is 0."}
 
 
 @settings(deadline=None, max_examples=30)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from proxreplay import LPR
-from proxreplay.errors import RefreshError
+from proxreplay.errors import InputError, RefreshError
 from tests.reference import assert_same_state, fill_gradients_, flat_gradient
 
 
@@ -359,3 +359,11 @@ def test_a_rule_and_its_layers_print_as_a_table():
     assert "omega_0=4.0" in repr(lpr)
     assert "not attached" in repr(lpr)
     assert repr(lpr.layers) in repr(lpr)
+
+
+@pytest.mark.parametrize("wrong", [None, torch.optim.SGD], ids=["none", "class"])
+def test_what_is_no_model_or_no_optimizer_is_refused(wrong):
+    with pytest.raises(InputError, match="is no optimizer; give one of torch's"):
+        LPR(nn.Linear(3, 2)).attach(wrong)
+    with pytest.raises(InputError, match=r"give a torch\.nn\.Module"):
+        LPR(wrong)

@@ -26,6 +26,7 @@ from tests.reference import assert_same_state, flat_gradient
 
 RULES = {
     "LPR": lambda model: LPR(model, omega_0=4.0),
+    "LPR by itself": LPR,
     "AGEM": lambda model: AGEM(model, samples=8),
     "AGEM.joint": lambda model: AGEM.joint(model),
     "OWM": lambda model: OWM(model, alpha=1e-2),

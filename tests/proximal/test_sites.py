@@ -157,26 +157,24 @@ def test_a_bias_shared_by_different_weights_is_left_alone_and_named():
 
 
 def test_parameters_that_no_known_layer_reads_are_named():
-    recurrent = [n for n, _ in nn.LSTM(3, 4).named_parameters()]
-
     class Odd(nn.Module):
         def __init__(self):
             super().__init__()
-            self.recurrent = nn.LSTM(3, 4, batch_first=True)
+            self.odd = nn.Bilinear(3, 3, 4)
             self.token = nn.Parameter(torch.zeros(4))
             self.relu = nn.ReLU()
             self.frozen = nn.PReLU().requires_grad_(False)
             self.out = nn.Linear(4, 2)
 
         def forward(self, x):
-            return self.out(self.frozen(self.recurrent(x)[0] + self.token))
+            return self.out(self.frozen(self.odd(x, x) + self.token))
 
     lpr = LPR(Odd())
-    assert lpr.untreated["token"] == "Odd is not known; teach it with register_layer()."
-    assert lpr.untreated.keys() == {"token", "out", *(f"recurrent.{n}" for n in recurrent)}
+    assert lpr.untreated.keys() == {"token", "out", "odd.weight", "odd.bias"}
     lpr.refresh(torch.randn(2, 5, 3))
-    assert lpr.layers.keys() == {"out"}
-    assert lpr.untreated["recurrent.bias_ih_l0"].startswith("LSTM is not known")
+    assert lpr.layers.keys() == {"out", "token"}
+    assert lpr.untreated.keys() == {"odd.weight", "odd.bias"}
+    assert "Bilinear is not known, and this parameter goes into bilinear()" in str(lpr)
 
 
 @pytest.mark.parametrize(

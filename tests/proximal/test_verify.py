@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from proxreplay import LPR
+from proxreplay.errors import RefreshError
 from proxreplay.models.heads import GrowingHead
 from proxreplay.proximal import OWM, LinearMap, Part, register_layer
 from proxreplay.proximal.layers import registry
@@ -146,3 +147,11 @@ def test_looking_leaves_no_trace_and_calls_no_hook_of_others():
     for name, p in model.named_parameters():
         assert p is before[name][0]
         assert torch.equal(p, before[name][1])
+
+
+def test_nan_is_not_taken_for_a_wrong_rows_function():
+    lpr = LPR(nn.Linear(3, 2))
+    with pytest.raises(RefreshError, match="in batch 0 are not finite"):
+        lpr.refresh(torch.full((4, 3), torch.nan))
+    lpr.refresh(torch.ones(4, 3))
+    assert not lpr.untreated

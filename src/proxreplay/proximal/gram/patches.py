@@ -1,9 +1,12 @@
 """The rows of a convolution, and their Gram matrix without patches where that is cheaper."""
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -11,7 +14,7 @@ from proxreplay.proximal.gram.axis import Axis
 from proxreplay.proximal.gram.correlate import correlate_by_shifts, correlate_by_spectrum
 from proxreplay.proximal.gram.cost import Path, Work, cheapest
 from proxreplay.proximal.gram.lags import LagPlan, assemble, lag_cells, spread
-from proxreplay.proximal.gram.rows import DenseRows, Rows, widened
+from proxreplay.proximal.gram.rows import DenseRows, Rows, span_of, widened
 
 PATCHES_AT_ONCE = 1 << 24  # elements; more examples than that are unfolded one part after another
 
@@ -66,6 +69,32 @@ class PatchRows(Rows):
         windows = windows.unflatten(1, (self.groups, -1))  # [n, groups, channels, *out, *kernel]
         windows = windows.movedim(2, -1).transpose(0, 1)  # [groups, n, *out, *kernel, channels]
         return windows.reshape(self.shape)
+
+    def part(self, start: int, stop: int, of: int) -> "PatchRows | None":
+        """The patches of some examples."""
+        span = span_of(len(self.x), start, stop, of)
+        return None if span is None else replace(self, x=self.x[span])
+
+    def kept(self) -> "PatchRows":
+        """The same patches of a copy of ``x``."""
+        return replace(self, x=self.x.clone())
+
+    @property
+    def geometry(self) -> Hashable:
+        """Everything but the values."""
+        numbers = (self.kernel, self.stride, self.dilation, self.groups, self.padding)
+        return type(self), self.x.shape[1:], self.x.dtype, numbers
+
+    def state(self) -> dict[str, Any]:
+        """``x`` and the geometry."""
+        numbers = {"kernel": self.kernel, "stride": self.stride, "dilation": self.dilation}
+        lists: dict[str, Any] = {name: list(value) for name, value in numbers.items()}
+        padding = [list(pair) for pair in self.padding]
+        return {"x": self.x, **lists, "groups": self.groups, "padding": padding}
+
+    def joined(self, others: Sequence["PatchRows"]) -> "PatchRows":
+        """The patches of all examples; the geometry must be the same."""
+        return replace(self, x=torch.cat([self.x, *(one.x for one in others)]))
 
     @cached_property
     def plan(self) -> LagPlan:

@@ -4,9 +4,11 @@ Statistics are float32 at least, whatever the precision of the rows.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -36,6 +38,35 @@ class Rows(ABC):
         """``Z'1``, the sum over rows, ``[groups, d]``."""
         return widened(self.dense()).sum(dim=1)
 
+    def only(self, keep: Tensor) -> "Rows":
+        """Some of the rows: those where ``keep: [rows]`` is True."""
+        Z = self.dense()
+        return DenseRows(Z[:, keep.to(Z.device)])
+
+    def part(self, start: int, stop: int, of: int) -> "Rows | None":
+        """The rows of examples ``start`` to ``stop`` of ``of``; None where nobody can tell.
+
+        Rows are in the order of the examples.
+        """
+        return None
+
+    def kept(self) -> Self | None:
+        """The same in memory of its own, to be joined with others later; None if it cannot."""
+        return None
+
+    @property
+    def geometry(self) -> Hashable:
+        """Rows with the same one can be `joined`."""
+        return type(self), self.shape[::2]
+
+    def joined(self, others: Sequence[Self]) -> Self:
+        """These rows and those of other calls, as one; only where `kept` gives something."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be joined.")
+
+    def state(self) -> dict[str, Any]:
+        """Tensors and numbers of rows that are `kept`."""
+        raise NotImplementedError(f"{type(self).__name__} has no state.")
+
 
 @dataclass(frozen=True)
 class DenseRows(Rows):
@@ -56,6 +87,28 @@ class DenseRows(Rows):
     def dense(self) -> Tensor:
         """``Z`` itself."""
         return self.Z
+
+    def part(self, start: int, stop: int, of: int) -> "DenseRows | None":
+        """The rows of some examples, if each has as many."""
+        span = span_of(self.Z.shape[1], start, stop, of)
+        return None if span is None else DenseRows(self.Z[:, span])
+
+    def kept(self) -> "DenseRows":
+        """A copy."""
+        return DenseRows(self.Z.clone(memory_format=torch.contiguous_format))
+
+    @property
+    def geometry(self) -> Hashable:
+        """Kind, size and precision."""
+        return type(self), self.shape[::2], self.Z.dtype
+
+    def state(self) -> dict[str, Any]:
+        """``Z``."""
+        return {"Z": self.Z}
+
+    def joined(self, others: Sequence["DenseRows"]) -> "DenseRows":
+        """One after the other."""
+        return DenseRows(torch.cat([self.Z, *(one.Z for one in others)], dim=1))
 
     def gram(self) -> Tensor:
         """``Z'Z``; not to be overwritten."""
@@ -103,6 +156,11 @@ class ColumnRows(Rows):
             Z = Z - self.shift[:, None, None]
         return Z if self.scale is None else Z * self.scale[:, None, None]
 
+    def part(self, start: int, stop: int, of: int) -> "ColumnRows | None":
+        """The rows of some examples."""
+        span = span_of(len(self.x), start, stop, of)
+        return None if span is None else replace(self, x=self.x[span])
+
     def gram(self) -> Tensor:
         """``Z'Z``, ``[groups, 1, 1]``."""
         _, squares = self._sums
@@ -134,6 +192,13 @@ class ColumnRows(Rows):
         sums = torch.stack([mean, variance.addcmul_(mean, mean)]).sum(dim=1 + over)
         total, square = sums.mul_(len(M))
         return total, square
+
+
+def span_of(count: int, start: int, stop: int, of: int) -> slice | None:
+    """Where examples ``start`` to ``stop`` of ``of`` are among ``count`` rows, as many for each."""
+    if of == 0 or count % of:
+        return None
+    return slice(start * count // of, stop * count // of)
 
 
 def self_product(Z: Tensor) -> Tensor:

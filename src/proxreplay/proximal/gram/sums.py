@@ -1,11 +1,14 @@
 """``Z'Z`` added up over the calls of a layer, with the column of ones that belongs to a bias."""
 
-from typing import Self
+from collections.abc import Mapping
+from dataclasses import astuple
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from proxreplay.errors import InputError
+from proxreplay.proximal.gram.axis import Axis
 from proxreplay.proximal.gram.lags import LagPlan, assemble
 from proxreplay.proximal.gram.patches import PatchRows
 from proxreplay.proximal.gram.rows import Rows
@@ -105,6 +108,34 @@ class GramSum:
         if self._total is None:
             raise InputError("GramSum: no totals were added; call add() with total=True.")
         return self._total
+
+    def state(self) -> dict[str, Any]:
+        """Tensors, numbers and strings, from which `from_state` makes it again."""
+        cells = [
+            {"axes": [list(astuple(axis)) for axis in plan.axes], "cells": list(cells)}
+            for plan, cells in self._cells.items()
+        ]
+        tensors = {"gram": self._gram, "total": self._total, "energy": self._energy}
+        return {
+            "shape": list(self.shape),
+            "dtype": str(self.rows_dtype).removeprefix("torch."),
+            "cells": cells,
+            **{name: tensor for name, tensor in tensors.items() if tensor is not None},
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], dtype: torch.dtype | None) -> Self:
+        """The inverse of `state`, for a sum in ``dtype``."""
+        own = cls(dtype)
+        groups, rows, d = state["shape"]
+        own._shape = (groups, rows, d)
+        own._rows_dtype = getattr(torch, state["dtype"])
+        own._gram, own._total = state.get("gram"), state.get("total")
+        own._energy = state.get("energy")
+        for one in state["cells"]:
+            plan = LagPlan(tuple(Axis(*numbers) for numbers in one["axes"]))
+            own._cells[plan] = list(one["cells"])
+        return own
 
     def _plus(self, sum: Tensor | None, more: Tensor) -> Tensor:
         self._rows_dtype = more.dtype

@@ -2,17 +2,54 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
+from proxreplay.distributed import Processes
 from proxreplay.errors import InputError
 
 # Examples per forward pass. More than MANY gained nothing where it was measured (32 x 32 pixels,
 # two threads); large inputs are taken fewer at a time, for the memory of their activations.
 FEW, MANY, ELEMENTS_AT_ONCE = 20, 200, 1 << 20
+
+
+Mask = Tensor | np.ndarray | Callable[[Any], Any] | bool | None
+"""Which places of examples are data: ``[n, T]``, or a function from a batch to that; False: all."""
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A call with a mask of its own.
+
+    Args:
+        call: what the model is called with.
+        mask: ``[n, T]``, 1 for data and 0 for padding; None if all is data.
+    """
+
+    call: Any
+    mask: Any
+
+
+def with_mask(examples: Any, mask: Mask) -> Any:
+    """Examples together with the mask given for them; a function of batches is left for later."""
+    if mask is None or mask is False or callable(mask):
+        return examples
+    if mask is True:
+        raise InputError(
+            "refresh: mask=True; give a mask, a function from a batch to one, or False."
+        )
+    if not _is_one(examples):
+        raise InputError(
+            "refresh: one mask for several batches; give a function from a batch to its mask, "
+            "refresh(loader, mask=lambda batch: ...)."
+        )
+    return Padded(examples, mask)
 
 
 def as_batches(
@@ -21,6 +58,7 @@ def as_batches(
     size: int | None,
     dim: int,
     inputs: Callable[[Any], Any] | None = None,
+    mask: Mask = None,
 ) -> Iterator[Any]:
     """Batches to call a model with.
 
@@ -31,10 +69,24 @@ def as_batches(
         size: examples per batch where they are split; None for `FEW` to `MANY`, by their size.
         dim: the dimension of the examples.
         inputs: from a batch to what the model is called with.
+        mask: from a batch to its mask; False for none. One for all examples is in a `Padded`.
     """
-    if isinstance(examples, Tensor | np.ndarray | tuple | Mapping):
-        whole = as_tensors(examples if inputs is None else inputs(examples), model)
-        return iter(_split(whole, size, dim))
+    if inputs is not None and not callable(inputs):
+        raise InputError(
+            f"refresh: inputs={inputs!r}; give a function from a batch to what the model is called "
+            "with, such as inputs=lambda batch: batch[0]."
+        )
+
+    def prepared(batch: Any) -> Any:
+        if isinstance(batch, Padded):
+            return as_tensors(Padded(prepared(batch.call), batch.mask), model)
+        seen = as_tensors(batch if inputs is None else inputs(batch), model)
+        if mask is False or callable(mask):
+            return Padded(seen, as_tensors(mask(batch), model) if callable(mask) else None)
+        return seen
+
+    if _is_one(examples):
+        return iter(_split(prepared(examples), size, dim))
     if isinstance(examples, str) or not isinstance(examples, Iterable):
         raise InputError(
             f"refresh: {type(examples).__name__} is not something a model is called with; give a "
@@ -43,15 +95,41 @@ def as_batches(
     if inputs is None:
         if isinstance(examples, list):
             _check_not_arguments(examples, model)
-        return (as_tensors(_arguments(batch), model) for batch in examples)
-    return (as_tensors(inputs(batch), model) for batch in examples)
+        return (prepared(_arguments(batch)) for batch in examples)
+    return map(prepared, examples)
+
+
+def own_share(examples: Any, processes: Processes, dim: int) -> Any:
+    """What this process takes of examples that all processes have; None for nothing.
+
+    Args:
+        examples: as for `as_batches`. Of batches, a process takes every so many.
+        processes: that share them.
+        dim: the dimension of the examples.
+    """
+    if _is_one(examples):
+        whole = as_tensors(examples, nn.Module())
+        if any(isinstance(value, PackedSequence) for value in _values(whole)):
+            return whole if processes.rank == 0 else None  # packed sequences stay together
+        n = count_samples(whole, dim)
+        return _part(whole, n, dim, processes.share(n)) if processes.rank < n else None
+    chosen = islice(examples, processes.rank, None, processes.size)
+    return chain([first], chosen) if (first := next(chosen, None)) is not None else None
 
 
 def call(model: nn.Module, batch: Any) -> Any:
     """Call the model with a batch: a tensor, a tuple or a dict of its arguments."""
     if isinstance(batch, Mapping):
+        try:
+            inspect.signature(model.forward).bind(**batch)
+        except TypeError as error:
+            raise InputError(
+                f"refresh: {type(model).__name__} cannot be called with {sorted(batch)} ({error}). "
+                "A dict is the keyword arguments of one call; give all that forward needs, or say "
+                "which part of a batch that is, refresh(loader, inputs=...)."
+            ) from error
         return model(**batch)
-    if not isinstance(batch, tuple):
+    if not _is_arguments(batch):
         return model(batch)
     try:
         inspect.signature(model.forward).bind(*batch)
@@ -68,6 +146,8 @@ def call(model: nn.Module, batch: Any) -> Any:
 def count_samples(batch: Any, batch_dim: int = 0) -> int:
     """The size of the first tensor in a batch along the dimension of the examples."""
     for value in _values(batch):
+        if isinstance(value, PackedSequence):
+            return int(value.batch_sizes[0])
         if isinstance(value, Tensor) and value.ndim > batch_dim:
             return value.shape[batch_dim]
     raise InputError(
@@ -79,9 +159,11 @@ def count_samples(batch: Any, batch_dim: int = 0) -> int:
 
 def as_tensors(batch: Any, model: nn.Module) -> Any:
     """The batch with tensors for arrays, on the model's device and in its precision."""
+    if isinstance(batch, Padded):
+        return Padded(as_tensors(batch.call, model), as_tensors(batch.mask, model))
     if isinstance(batch, Mapping):
         return {name: as_tensors(value, model) for name, value in batch.items()}
-    if isinstance(batch, tuple):
+    if _is_arguments(batch):
         return tuple(as_tensors(value, model) for value in batch)
     if not isinstance(batch, np.ndarray):
         return batch
@@ -95,31 +177,57 @@ def as_tensors(batch: Any, model: nn.Module) -> Any:
 def _split(batch: Any, size: int | None, dim: int) -> Iterator[Any]:
     """A batch in parts; what has no dimension of as many examples goes with every part."""
     n = count_samples(batch, dim)
-
-    def has_examples(value: Any) -> bool:
-        return isinstance(value, Tensor) and value.ndim > dim and value.shape[dim] == n
-
+    if any(isinstance(value, PackedSequence) for value in _values(batch)):
+        yield batch  # packed sequences stay together
+        return
     if size is None:
-        each = sum(v.numel() for v in _values(batch) if has_examples(v)) // max(1, n)
+        each = sum(v.numel() for v in _values(batch) if _has_examples(v, n, dim)) // max(1, n)
         size = min(MANY, max(FEW, ELEMENTS_AT_ONCE // max(1, each)))
 
-    def part(value: Any, start: int) -> Any:
-        length = min(size, n - start)
-        return value.narrow(dim, start, length) if has_examples(value) else value
-
     for start in range(0, n, size):
-        if isinstance(batch, Mapping):
-            yield {name: part(value, start) for name, value in batch.items()}
-        elif isinstance(batch, tuple):
-            yield tuple(part(value, start) for value in batch)
-        else:
-            yield part(batch, start)
+        yield _part(batch, n, dim, slice(start, start + size))
+
+
+def _part(batch: Any, n: int, dim: int, rows: slice) -> Any:
+    """Some of the ``n`` examples of a batch; what has no dimension of as many stays as it is."""
+
+    def part(value: Any) -> Any:
+        return value[(slice(None),) * dim + (rows,)] if _has_examples(value, n, dim) else value
+
+    if isinstance(batch, Padded):
+        whole = isinstance(batch.mask, Tensor) and _has_examples(batch.mask, n, 0)
+        mask = batch.mask[rows] if whole else batch.mask
+        return Padded(_part(batch.call, n, dim, rows), mask)
+    if isinstance(batch, Mapping):
+        return {name: part(value) for name, value in batch.items()}
+    return tuple(map(part, batch)) if _is_arguments(batch) else part(batch)
+
+
+def _has_examples(value: Any, n: int, dim: int) -> bool:
+    return isinstance(value, Tensor) and value.ndim > dim and value.shape[dim] == n
+
+
+def tensors_of(batch: Any) -> Iterator[Tensor]:
+    """The tensors that the model is called with, in order."""
+    return (value for value in _values(batch) if isinstance(value, Tensor))
+
+
+def _is_one(examples: Any) -> bool:
+    """Whether examples are one call, not batches of them; a PackedSequence is a tuple."""
+    return isinstance(examples, Tensor | np.ndarray | tuple | Mapping | Padded)
 
 
 def _values(batch: Any) -> Iterable[Any]:
+    if isinstance(batch, Padded):
+        return _values(batch.call)
     if isinstance(batch, Mapping):
         return batch.values()
-    return batch if isinstance(batch, tuple) else (batch,)
+    return batch if _is_arguments(batch) else (batch,)
+
+
+def _is_arguments(batch: Any) -> bool:
+    """Whether a batch is the arguments of a call; packed sequences are tuples, but one argument."""
+    return isinstance(batch, tuple) and not isinstance(batch, PackedSequence)
 
 
 def _arguments(batch: Any) -> Any:

@@ -3,7 +3,7 @@
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,11 @@ from torch import Tensor, nn
 
 from proxreplay.errors import InputError, RefreshError
 from proxreplay.proximal.gram.rows import Rows
-from proxreplay.proximal.layers.batches import call, count_samples
+from proxreplay.proximal.layers.bare import Tracer
+from proxreplay.proximal.layers.batches import Padded
+from proxreplay.proximal.layers.batches import call as call_usual
+from proxreplay.proximal.layers.calling import Caller
+from proxreplay.proximal.layers.layout import Layout
 from proxreplay.proximal.layers.registry import RowsFunction, find_layer, rows_by_map
 from proxreplay.proximal.layers.sites import Member, Site
 from proxreplay.proximal.layers.verify import Verifier
@@ -27,7 +31,8 @@ class Call:
     Args:
         site: whose statistic the rows belong to.
         member: which of the site's maps was called.
-        rows: ``Z: [groups, rows, d]`` of this call, examples first, then positions.
+        rows: ``Z: [groups, rows, d]`` of this call, examples first, then positions; without those
+            of padding.
         batch: number of the batch, from 0.
     """
 
@@ -46,6 +51,7 @@ def visit(
     batch_dim: int = 0,
     instead: Mapping[type[nn.Module], RowsFunction] | None = None,
     verifier: Verifier | None = None,
+    call: Caller | None = None,
 ) -> int:
     """Run the model over batches without a trace and hand on the rows of every site.
 
@@ -57,31 +63,40 @@ def visit(
         batch_dim: the dimension of the examples in a batch.
         instead: rows functions to use for these types, in place of the registered ones.
         verifier: looks at the first call of every layer; calls it does not trust are not handed on.
+        call: how the model is called with a batch; None for the usual way.
 
     Returns:
         ``n``, the number of examples.
     """
     at: defaultdict[str, list[tuple[Site, Member]]] = defaultdict(list)
     for site in sites.values():
-        for member in site.members:
+        for member in () if site.bare else site.members:
             at[member.module].append((site, member))
-    number = 0
+    number = most = 0
+    layout = Layout(0)
+    bare = [site for site in sites.values() if site.bare]
+    tracer = Tracer(model, bare, lambda s, rows: on_call(Call(s, s.members[0], rows, number)))
 
     def hand_on(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        function, registered = _rows_function(module, instead or {})
+        nonlocal most
+        function, registered = rows_function(module, instead or {})
         here = at[name]
         if verifier is not None and registered:
             call_of = (module, args, kwargs)
-            here = [two for two in here if verifier.trusts(model, *two, function, call_of)]
-        with full_precision():
+            with tracer.paused():
+                here = [two for two in here if verifier.trusts(model, *two, function, call_of)]
+        with full_precision(), tracer.paused():
             rows = rows_by_map(function(module, *args, **kwargs))
+            most = max(most, *(one.shape[1] for one in rows.values()))
+            seen = {id(one): layout.seen(name, args, kwargs, one) for one in rows.values()}
             for site, member in here:
                 if member.map not in rows:
                     raise RefreshError(
                         f"{site}: its rows function returned {sorted(rows)} without '{member.map}'."
                     )
-                if rows[member.map].shape[1] > 0:  # an expert may be given nothing to do
-                    on_call(Call(site, member, rows[member.map], number))
+                real = seen[id(rows[member.map])]
+                if real.shape[1] > 0:  # an expert may be given nothing to do
+                    on_call(Call(site, member, real, number))
 
     if verifier is not None:
         verifier.wrong = {}
@@ -89,9 +104,20 @@ def visit(
     modules = {name: model.get_submodule(name) for name in at}
     with untouched(model), watching(modules, hand_on):
         for batch in batches:
-            samples += count_samples(batch, batch_dim)
-            call(model, batch)
+            layout = Layout.of(batch, batch_dim, at)
+            samples += layout.n
+            most = 0
+            seen_by_model = batch.call if isinstance(batch, Padded) else batch
+            with tracer.on(layout) if bare else nullcontext():
+                (call or call_usual)(model, seen_by_model)
             number += 1
+            if isinstance(batch, Tensor) and batch.ndim == 1 and most == 1 < len(batch):
+                raise InputError(
+                    f"refresh: a batch of shape {list(batch.shape)} is one example without a "
+                    "dimension of examples; give [n, ...], such as torch.stack(examples)."
+                )
+    if verifier is not None:
+        verifier.wrong |= tracer.wrong
     if samples == 0:
         raise InputError("refresh: no examples; give at least one batch with one example.")
     return samples
@@ -166,7 +192,7 @@ def watching(modules: Mapping[str, nn.Module], on_call: OnCall) -> Iterator[None
         yield
 
 
-def _rows_function(
+def rows_function(
     module: nn.Module, instead: Mapping[type[nn.Module], RowsFunction]
 ) -> tuple[RowsFunction, bool]:
     """The rows function of a module, and whether it is the registered one."""

@@ -13,6 +13,8 @@ where they live. Gram, shrinkage and preconditioning are shared.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib import import_module
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -94,7 +96,7 @@ class LinearMap:
     lookup: bool = False
 
 
-MapsFunction = Callable[[Any], Mapping[str, LinearMap]]
+MapsFunction = Callable[[Any], Mapping[str, LinearMap] | str]
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ class Layer:
 
     Args:
         rows: ``(module, *args, **kwargs) -> Z`` for one call, or one a map, by the map's name.
-        maps: the module's linear maps by name; a layer that is one map calls it ``""``.
+        maps: the module's linear maps by name; a layer that is one map calls it ``""``. A module
+            that cannot be treated has a reason instead.
     """
 
     rows: RowsFunction
@@ -112,10 +115,15 @@ class Layer:
 
 FORWARD = {"forward", "_conv_forward", "_apply_instance_norm"}  # what rows functions stand for
 _LAYERS: dict[type[nn.Module], Layer] = {}
+_NAMED: dict[str, Layer] = {}
+
+# By a framework's name, the module that registers its layers. It is imported when a model first
+# holds a class of that framework, which is imported then; nothing here imports a framework.
+ADAPTERS = {"transformers": "proxreplay.integrations.transformers_layers"}
 
 
 def register_layer(
-    *types: type[nn.Module], maps: LinearMap | MapsFunction | None = None
+    *types: type[nn.Module] | str, maps: LinearMap | MapsFunction | None = None
 ) -> Callable[[_Function], _Function]:
     """Teach the gradient rules a layer type, and those derived from it that share its ``forward``.
 
@@ -125,7 +133,8 @@ def register_layer(
     A ``bias`` becomes the last column by itself.
 
     Args:
-        types: the module types.
+        types: the module types; or the full names of classes that are not to be imported, such as
+            ``"package.module.Class"``, in which ``*`` stands for anything.
         maps: where the parameters live, if not in ``weight`` and ``bias``; a function from the
             module to named maps if the layer holds several, whose rows are then returned by name.
     """
@@ -133,7 +142,10 @@ def register_layer(
 
     def register(function: _Function) -> _Function:
         for layer_type in types:
-            _LAYERS[layer_type] = Layer(function, of)
+            if isinstance(layer_type, str):
+                _NAMED[layer_type] = Layer(function, of)
+            else:
+                _LAYERS[layer_type] = Layer(function, of)
         return function
 
     return register
@@ -141,10 +153,20 @@ def register_layer(
 
 def find_layer(module: nn.Module) -> Layer | None:
     """What is registered for the module's type or its nearest ancestor."""
-    for ancestor in type(module).__mro__:
-        if ancestor in _LAYERS:
-            return _LAYERS[ancestor]
-    return None
+    return next(filter(None, map(_registered, type(module).__mro__)), None)
+
+
+def _registered(kind: type) -> Layer | None:
+    """What is registered for a class itself, by type or by name."""
+    if kind in _LAYERS:
+        return _LAYERS[kind]
+    package = kind.__module__.partition(".")[0]
+    if package in ADAPTERS:
+        import_module(ADAPTERS[package])
+    elif package in ("builtins", "torch"):
+        return None
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return next((_NAMED[pattern] for pattern in _NAMED if fnmatchcase(name, pattern)), None)
 
 
 def overriding(module: nn.Module) -> str | None:
@@ -153,11 +175,11 @@ def overriding(module: nn.Module) -> str | None:
     Its rows may then be others. A class that knows better says ``treated_as = nn.Linear``.
     """
     for ancestor in type(module).__mro__:
-        if ancestor in _LAYERS or "treated_as" in vars(ancestor):
+        if _registered(ancestor) is not None or "treated_as" in vars(ancestor):
             return None
         if not FORWARD.isdisjoint(vars(ancestor)):
             break
-    found = (ancestor for ancestor in type(module).__mro__ if ancestor in _LAYERS)
+    found = (ancestor for ancestor in type(module).__mro__ if _registered(ancestor) is not None)
     return next((ancestor.__name__ for ancestor in found), None)
 
 

@@ -59,5 +59,6 @@ def override_of(overrides: Mapping[Selector, T], name: str, module: nn.Module, d
 def _map_names(modules: Mapping[str, nn.Module]) -> Iterable[str]:
     for name, module in modules.items():
         layer = find_layer(module)
-        if layer is not None:
-            yield from (join(name, one) for one in layer.maps(module))
+        maps = module._parameters if layer is None else layer.maps(module)
+        if not isinstance(maps, str):
+            yield from (join(name, one) for one in maps)

@@ -5,7 +5,7 @@ replaces its Parameter objects. Modules that share a weight share a site: their 
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -13,9 +13,20 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from proxreplay.errors import InputError
-from proxreplay.proximal.layers import torch_layers as _torch_layers  # noqa: F401  (fills the registry)
-from proxreplay.proximal.layers.registry import Part, RowsFunction, find_layer, overriding
+from proxreplay.proximal.layers import bags as _bags  # noqa: F401  (fills the registry)
+from proxreplay.proximal.layers import recurrent as _recurrent  # noqa: F401  (so does this)
+from proxreplay.proximal.layers import torch_layers as _torch_layers  # noqa: F401  (and this)
+from proxreplay.proximal.layers.registry import (
+    Layer,
+    LinearMap,
+    Part,
+    RowsFunction,
+    find_layer,
+    overriding,
+)
 from proxreplay.proximal.layers.selection import Selector, join, selected
+
+BARE = "Parameter"
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,11 @@ class Site:
         return self.biases if self.weight is None else (self.weight, *self.biases)
 
     @property
+    def bare(self) -> bool:
+        """Whether it is a parameter that no layer holds, see `bare`."""
+        return self.kind == BARE
+
+    @property
     def mixed(self) -> bool:
         """Whether some members multiply with the weight and others pick rows of it."""
         return len({member.lookup for member in self.members}) > 1
@@ -126,6 +142,8 @@ class Survey:
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside ``torch.compile`` and (Distributed)DataParallel, whose names are plain."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"the model of a rule is {model!r:.80}; give a torch.nn.Module.")
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     while True:
         inner = model.module if isinstance(model, parallel) else getattr(model, "_orig_mod", None)
@@ -200,17 +218,18 @@ def _walk(
     found: list[_Found] = []
     untreated: dict[str, str] = {}
     spoken_for: set[str] = set()  # parameters, some in submodules that are never called themselves
+
+    def take(one: _Found, module: nn.Module) -> None:
+        if include is not None and not selected(include, one.name, module):
+            untreated[one.name] = "not included."
+        elif selected(exclude, one.name, module):
+            untreated[one.name] = "excluded."
+        else:
+            found.append(one)
+
     for name, module in model.named_modules():
         kind = type(module).__name__
-        layer, why = find_layer(module), f"{kind} is not known; teach it with register_layer()."
-        base = overriding(module)
-        if base is not None:
-            layer = None
-            why = (
-                f"{kind} has a forward of its own, so the rows of {base} may not be its rows; "
-                f"teach it with register_layer({kind})."
-            )
-        maps = {} if layer is None else layer.maps(module)
+        layer, maps, why = _known(module)
         if any(_computed(module, linear_map.weight) for linear_map in maps.values()):
             maps = {}
             why = f"a weight of {kind} is computed from other parameters; it cannot be treated."
@@ -226,21 +245,44 @@ def _walk(
             if layer is None or not names or names & spoken_for:
                 continue
             here |= names
-            site = join(name, map_name)
-            one = _Found(site, kind, name, map_name, layer.rows, weight, bias, linear_map.lookup)
-            if include is not None and not selected(include, site, module):
-                untreated[site] = "not included."
-            elif selected(exclude, site, module):
-                untreated[site] = "excluded."
-            else:
-                found.append(one)
+            site, lookup = join(name, map_name), linear_map.lookup
+            take(_Found(site, kind, name, map_name, layer.rows, weight, bias, lookup), module)
         spoken_for |= here
         if here:
             why = f"no linear map of {kind} reads it."
         for key, parameter in module.named_parameters(recurse=False):
             if parameter.requires_grad and join(name, key) not in spoken_for:
-                untreated[join(name, key)] = why
+                if why is None:
+                    column = Column(name, Part(key))
+                    one = _Found(column.name, BARE, name, key, _no_rows, column, None, False)
+                    take(one, module)
+                else:
+                    untreated[join(name, key)] = why
     return found, untreated
+
+
+def _known(module: nn.Module) -> tuple[Layer | None, Mapping[str, LinearMap], str | None]:
+    """What is registered for a module, its maps, and why it has none; no reason for bare ones."""
+    kind = type(module).__name__
+    base = overriding(module)
+    if base is not None:
+        why = (
+            f"{kind} has a forward of its own, so the rows of {base} may not be its rows; "
+            f"teach it with register_layer({kind})."
+        )
+        return None, {}, why
+    layer = find_layer(module)
+    if layer is None:
+        return None, {}, None
+    maps = layer.maps(module)
+    if isinstance(maps, str):
+        return None, {}, maps
+    return layer, maps, f"no linear map of {kind} reads it."
+
+
+def _no_rows(*args: object) -> Tensor:
+    """Bare parameters have their rows from a `Tracer`, not from a call of a module."""
+    raise NotImplementedError
 
 
 def _computed(module: nn.Module, part: Part | None) -> bool:

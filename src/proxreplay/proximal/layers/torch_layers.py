@@ -3,7 +3,7 @@
 The shape they share is described in `registry`. Arguments are named as in the layer's ``forward``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from proxreplay.proximal.gram.patches import PatchRows
-from proxreplay.proximal.gram.rows import ColumnRows, DenseRows, Rows
+from proxreplay.proximal.gram.rows import ColumnRows, DenseRows, Rows, span_of
 from proxreplay.proximal.layers.registry import LinearMap, Part, register_layer
 
 
@@ -104,14 +104,14 @@ def groupnorm_rows(layer: nn.GroupNorm, input: Tensor) -> Rows:
 def layernorm_rows(layer: nn.LayerNorm, input: Tensor) -> Tensor:
     """``z`` = the input normalised over ``normalized_shape``, one group for every element of it."""
     normalised = F.layer_norm(input, layer.normalized_shape, eps=layer.eps)
-    return _rows_by_element(normalised, len(layer.normalized_shape))
+    return rows_by_element(normalised, len(layer.normalized_shape))
 
 
 @register_layer(nn.RMSNorm)
 def rmsnorm_rows(layer: nn.RMSNorm, x: Tensor) -> Tensor:
     """``z = x / rms(x)`` over ``normalized_shape``, one group for every element of it."""
     normalised = F.rms_norm(x, layer.normalized_shape, eps=layer.eps)
-    return _rows_by_element(normalised, len(layer.normalized_shape))
+    return rows_by_element(normalised, len(layer.normalized_shape))
 
 
 @dataclass(frozen=True)
@@ -125,35 +125,52 @@ class TokenRows(Rows):
         counted: which positions pass a gradient to the weight, ``[rows]``.
         vocabulary: number of tokens there are.
         dtype: of the statistic.
+        scale: what embeddings are multiplied with; ``z`` is that number, instead of 1.
     """
 
     tokens: Tensor
     counted: Tensor
     vocabulary: int
     dtype: torch.dtype
+    scale: float = 1.0
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """``(groups, rows, d)``."""
         return self.vocabulary, len(self.tokens), 1
 
+    def part(self, start: int, stop: int, of: int) -> "TokenRows | None":
+        """The tokens of some examples."""
+        span = span_of(len(self.tokens), start, stop, of)
+        if span is None:
+            return None
+        return replace(self, tokens=self.tokens[span], counted=self.counted[span])
+
     def dense(self) -> Tensor:
         """``Z`` itself, ``[vocabulary, rows, 1]``."""
         one_hot = F.one_hot(self.tokens, self.vocabulary) * self.counted[:, None]
-        return one_hot.T[:, :, None].to(self.dtype)
+        return one_hot.T[:, :, None].to(self.dtype) * self.scale
 
     def gram(self) -> Tensor:
-        """How often every token occurs, ``[vocabulary, 1, 1]``."""
-        counts = torch.bincount(self.tokens[self.counted], minlength=self.vocabulary)
-        return counts.to(self.dtype)[:, None, None]
+        """``scale^2`` times how often every token occurs, ``[vocabulary, 1, 1]``."""
+        return self._counts()[:, None, None] * self.scale**2
 
     def total(self) -> Tensor:
-        """``Z'1``, which is the counts once more."""
-        return self.gram()[:, 0]
+        """``Z'1``, ``[vocabulary, 1]``."""
+        return self._counts()[:, None] * self.scale
+
+    def only(self, keep: Tensor) -> "TokenRows":
+        """Some of the positions: those where ``keep: [rows]`` is True."""
+        keep = keep.to(self.tokens.device)
+        return replace(self, tokens=self.tokens[keep], counted=self.counted[keep])
+
+    def _counts(self) -> Tensor:
+        counts = torch.bincount(self.tokens[self.counted], minlength=self.vocabulary)
+        return counts.to(self.dtype)
 
 
 @register_layer(nn.Embedding, maps=LinearMap(bias=None, lookup=True))
-def embedding_rows(layer: nn.Embedding, input: Tensor) -> Rows:
+def embedding_rows(layer: nn.Embedding, input: Tensor) -> TokenRows:
     """``z = 1`` in the group of the token, one row for every token."""
     tokens = input.reshape(-1)
     counted = torch.ones_like(tokens, dtype=torch.bool)
@@ -211,6 +228,6 @@ def _batched(x: Tensor, spatial: int) -> Tensor:
     return x if x.ndim == spatial + 2 else x[None]
 
 
-def _rows_by_element(x: Tensor, dims: int) -> Tensor:
+def rows_by_element(x: Tensor, dims: int) -> Tensor:
     """``[*positions, *shape]`` as ``[elements, rows, 1]`` with ``shape`` the last ``dims``."""
     return x.flatten(-dims).reshape(-1, x.shape[-dims:].numel()).T[:, :, None]

@@ -5,6 +5,7 @@ linear in them changes by ``D z``, in whatever order it is laid out. So the squa
 change must be the sum of ``||D z||^2`` over the rows.
 """
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -51,8 +52,10 @@ class Verifier:
         key = (member.module, function)
         if member.map or key in self._seen or hasattr(type(module), "treated_as"):
             return True
-        if reproduces(model, site, member, function, module, args, kwargs):
+        found = reproduces(model, site, member, function, module, args, kwargs)
+        if found:
             self._seen.add(key)
+        if found is not False:
             return True
         kind = type(module).__name__
         self.wrong[site.name] = (
@@ -73,8 +76,11 @@ def reproduces(
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-) -> bool:
-    """Whether the rows of a call explain what the module puts out, on a few examples of it."""
+) -> bool | None:
+    """Whether the rows of a call explain what the module puts out, on a few examples of it.
+
+    None if that is not finite: whoever sums the rows refuses them.
+    """
     few_args, few_kwargs = _few(list(args), kwargs)
     try:
         return _compare(model, site, member, function, module, few_args, few_kwargs)
@@ -90,7 +96,7 @@ def _compare(
     module: nn.Module,
     args: Any,
     kwargs: Mapping[str, Any],
-) -> bool:
+) -> bool | None:
     rows = rows_by_map(function(module, *args, **kwargs))[""]
     bias = None if member.bias is None else site.biases[member.bias]
     columns = [column for column in (site.weight, bias) if column is not None]
@@ -114,6 +120,8 @@ def _compare(
         really = float((after.double() - before.double()).square().sum())
         expected = _by_rows(rows, D, site.weight, bias, lookup=member.lookup)
         tolerance = HALF_TOLERANCE if half else TOLERANCE
+        if not math.isfinite(really + expected):
+            return None
         if not abs(really - expected) <= tolerance * max(really, expected):
             return False
     return True

@@ -14,12 +14,13 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from proxreplay.batch import Batch
+from proxreplay.batch import Batch, Inputs
+from proxreplay.distributed import mean_, shared_calls
 from proxreplay.errors import InputError, RefreshError
+from proxreplay.proximal.layers.calling import logits_of, logits_without_trace
 from proxreplay.proximal.layers.sites import check_materialised, unwrap
 from proxreplay.proximal.rules.base import GradientRule, check_counts
 
@@ -94,10 +95,16 @@ class AGEM(GradientRule):
             self._reference = {}
             return
         trained = {n: p for n, p in unwrap(self.model).named_parameters() if p.requires_grad}
-        with torch.enable_grad(), self._reference_mode():
-            loss = self.loss(self._logits(reference.inputs), reference.labels)
+        processes, labels, weight = self.processes, reference.labels, reference.weight
+        if not processes.replicated:
+            (labels,) = processes.gather([labels])
+            weight = weight if weight is None else processes.gather([weight])[0]
+        shared = shared_calls([unwrap(self.model)], processes)
+        with torch.enable_grad(), self._reference_mode(), shared:
+            loss = self._loss_of(self._logits(reference.inputs), labels, weight)
             gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-        found = {n: r for n, r in zip(trained, gradients, strict=True) if r is not None}
+        means = mean_(dict(zip(trained, gradients, strict=True)), trained, processes)
+        found = {n: r for n, r in means.items() if r is not None}
         for name, r in found.items():
             _check_dense(name, r)
         self._reference = found
@@ -137,14 +144,20 @@ class AGEM(GradientRule):
             pairs.append((g, r.to(g.device)))
         return pairs
 
-    def _logits(self, inputs: Tensor) -> Tensor:
-        model = unwrap(self.model)
-        if self.batchnorm == "update":
-            logits: Tensor = model(inputs)
-        else:  # on copies of the buffers, so that running statistics stay
-            buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-            logits = functional_call(model, buffers, (inputs,))
-        return logits
+    def _loss_of(self, logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
+        if weight is None:
+            return self.loss(logits, labels)
+        if self.loss is not F.cross_entropy:
+            raise InputError(
+                "AGEM: the remembered examples have weights, which the loss of your own knows "
+                "nothing of; leave loss=F.cross_entropy, or learn without sample_weight."
+            )
+        apart = F.cross_entropy(logits, labels, reduction="none")
+        return (weight * apart).sum() / weight.sum()
+
+    def _logits(self, inputs: Inputs) -> Tensor:
+        logits = logits_of if self.batchnorm == "update" else logits_without_trace
+        return logits(unwrap(self.model), inputs, self._call)
 
     @contextmanager
     def _reference_mode(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
 from torch import nn
@@ -10,7 +11,9 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from proxreplay.batch import Batch
+from proxreplay.distributed import Processes, current
 from proxreplay.errors import InputError
+from proxreplay.proximal.layers.calling import Caller
 
 
 class GradientRule(ABC):
@@ -24,9 +27,32 @@ class GradientRule(ABC):
     reference_samples: int | None = 0
     """Remembered examples that `observe` asks for; None for those that the loss replays."""
 
+    _call: Caller | None = None
     _handle: RemovableHandle | None = None
     _optimizer: Optimizer | None = None
     _warned = False
+    _processes: Processes | None = None
+
+    def among(self, processes: Processes | None) -> Self:
+        """Work together with these processes from now on (docs/scale.md).
+
+        Args:
+            processes: `Processes.up`, with ``replicated=True`` if every process will hand in all
+                examples and not only its share; `ALONE` for this process alone; None for those of
+                torch's default process group, each with its share, if one is up.
+        """
+        self._processes = processes
+        return self
+
+    @property
+    def processes(self) -> Processes:
+        """Those that work together."""
+        return current() if self._processes is None else self._processes
+
+    @property
+    def needs_refresh(self) -> bool:
+        """Whether `refresh` is of use; not where statistics come from the training steps."""
+        return True
 
     @abstractmethod
     def refresh(self, examples: Any, of: int | None = None) -> None:
@@ -45,6 +71,16 @@ class GradientRule(ABC):
             reference: `reference_samples` remembered examples; None if there are none.
         """
         return None
+
+    def watched(
+        self, incoming: Batch | None = None, replay: Batch | None = None
+    ) -> AbstractContextManager[None]:
+        """Look at the forward and backward passes inside; most rules do not."""
+        return nullcontext()
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Backward passes inside are not those of a step."""
+        return nullcontext()
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -66,6 +102,11 @@ class GradientRule(ABC):
         """`precondition_` for a step that will be made; call it once before each step."""
         self.precondition_(only)
 
+    def called_by(self, call: Caller | None) -> Self:
+        """Say how the model is called with inputs; None for the usual way. `Learner` does so."""
+        self._call = call
+        return self
+
     def attach(self, optimizer: Optimizer) -> Self:
         """Precondition inside every ``optimizer.step()`` from now on, or until `detach`.
 
@@ -79,6 +120,11 @@ class GradientRule(ABC):
         rule = type(self).__name__
         while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
             optimizer = inner
+        if not isinstance(optimizer, Optimizer):
+            raise InputError(
+                f"{rule}.attach: {optimizer!r:.80} is no optimizer; give one of torch's, such as "
+                "SGD(model.parameters())."
+            )
         held = _parameters_of(optimizer)
         model = getattr(self, "model", None)
         if isinstance(model, nn.Module) and held.isdisjoint(map(id, model.parameters())):
@@ -142,6 +188,13 @@ class GradientRule(ABC):
             return args, kwargs | {"closure": then_precondition(kwargs["closure"])}
         self.step_(only)
         return None
+
+
+def seen_by(
+    rule: GradientRule | None, incoming: Batch, replay: Batch | None
+) -> AbstractContextManager[None]:
+    """`GradientRule.watched` of a rule that there may be."""
+    return nullcontext() if rule is None else rule.watched(incoming, replay)
 
 
 def check_counts(rule: str, **counts: int) -> None:

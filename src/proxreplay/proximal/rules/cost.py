@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from proxreplay.proximal.layers.calling import Caller
 from proxreplay.proximal.layers.capture import Call, visit
 from proxreplay.proximal.layers.sites import Column, Site, Survey
 from proxreplay.proximal.layers.torch_layers import TokenRows
@@ -107,6 +108,7 @@ def cost_of(
     samples: int | None,
     batch_dim: int,
     history: bool = False,
+    call: Caller | None = None,
 ) -> Cost:
     """The cost of every site, from the shapes that one pass over example batches shows.
 
@@ -119,6 +121,7 @@ def cost_of(
         samples: the number of examples of the refresh; None for those given.
         batch_dim: the dimension of the examples in a batch.
         history: whether the rule keeps the statistics of earlier refreshes.
+        call: how the model is called with a batch; None for the usual way.
     """
     calls: defaultdict[str, list[tuple[tuple[int, int, int], bool]]] = defaultdict(list)
 
@@ -127,7 +130,7 @@ def cost_of(
         at = len(calls[call.site.name]) if counted else 0  # the shape is that of the first
         calls[call.site.name].insert(at, (call.rows.shape, counted))
 
-    seen = visit(model, survey.sites, batches, note, batch_dim=batch_dim)
+    seen = visit(model, survey.sites, batches, note, batch_dim=batch_dim, call=call)
     planned = seen if samples is None else samples
     layers, untreated = {}, dict(survey.untreated)
     for name, site in survey.sites.items():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from proxreplay.errors import InputError, RefreshError
 from proxreplay.options import MAX_DIM, ProjectionOptions
+from proxreplay.proximal.layers.batches import Mask
 from proxreplay.proximal.layers.selection import Selector
 from proxreplay.proximal.layers.sites import Site, unwrap
 from proxreplay.proximal.rules.grams import GramRule
@@ -187,6 +188,7 @@ class GPM(GramRule):
         of: int | None = None,
         *,
         inputs: Callable[[Any], Any] | None = None,
+        mask: Mask = None,
         batch_dim: int = 0,
     ) -> None:
         """Find the directions that examples use: anew, or beside those there are.
@@ -197,10 +199,11 @@ class GPM(GramRule):
             examples: as for `GramRule.refresh`, as are the others.
             of: not looked at.
             inputs: from a batch to what the model is called with.
+            mask: which places are data.
             batch_dim: the dimension of the examples.
         """
         before = self._treatments if self.accumulate else {}
-        super().refresh(examples, inputs=inputs, batch_dim=batch_dim)
+        super().refresh(examples, inputs=inputs, mask=mask, batch_dim=batch_dim)
         # What the new examples never reach keeps its directions.
         kept = {n: one for n, one in before.items() if n in self._survey().sites}
         untreated = {n: reason for n, reason in self._untreated.items() if n not in kept}

@@ -9,17 +9,19 @@ from torch import nn
 
 from proxreplay.errors import InputError
 from proxreplay.options import MAX_DIM
-from proxreplay.proximal.layers.batches import as_batches
+from proxreplay.proximal.layers.batches import Mask, as_batches, own_share, with_mask
 from proxreplay.proximal.layers.selection import Selector
 from proxreplay.proximal.layers.sites import Site, Survey, unwrap
 from proxreplay.proximal.rules.base import check_counts
 from proxreplay.proximal.rules.cost import Cost, cost_of
 from proxreplay.proximal.rules.layerwise import LayerwiseRule, Reason, Treatment
+from proxreplay.proximal.rules.sharing import cost_of_inverse, owners, shared_out
 from proxreplay.proximal.shrinkage.spectral import Pace
 from proxreplay.proximal.statistics.collect import Source
 from proxreplay.proximal.statistics.decay import Aged, aged, decay_for
 from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
+from proxreplay.proximal.statistics.summing import Collected, summed
 
 
 class GramRule(LayerwiseRule):
@@ -76,6 +78,7 @@ class GramRule(LayerwiseRule):
         of: int | None = None,
         *,
         inputs: Callable[[Any], Any] | None = None,
+        mask: Mask = None,
         batch_dim: int = 0,
     ) -> None:
         """Rebuild every factor from the examples that must not be forgotten.
@@ -89,18 +92,28 @@ class GramRule(LayerwiseRule):
                 asks: it keeps at most ``1 - n / of`` of earlier refreshes.
             inputs: from a batch to what the model is called with, where batches hold more:
                 ``refresh(loader, inputs=lambda batch: batch[0])``.
+            mask: ``[n, T]``, 1 for data and 0 for padding, whose rows do not count; for batches a
+                function from a batch to its mask. None for the ``attention_mask`` (and
+                ``decoder_attention_mask``) of a dict, False for no mask.
             batch_dim: the dimension of the examples, for models that want another one first.
         """
         if of is not None and of < 1:
             raise InputError(f"{type(self).__name__}.refresh: of={of}; give at least 1.")
         survey = self._survey()
-        statistics: dict[str, Statistic | Sketch] = {}
-        left_out: dict[str, str] = {}
-        if survey.sites:
-            batches = as_batches(examples, unwrap(self.model), self.batch_size, batch_dim, inputs)
-            statistics, left_out = self._source.collect(
-                unwrap(self.model), survey.sites, batches, batch_dim, self._verifier
+        model, processes = unwrap(self.model), self.processes
+
+        def collect() -> Collected:
+            own, share = with_mask(examples, mask), processes.replicated and not processes.alone
+            if share:
+                own = own_share(own, processes, batch_dim)
+            if not survey.sites or (share and own is None):
+                return {}, {}
+            batches = as_batches(own, model, self.batch_size, batch_dim, inputs, mask)
+            return self._source.collect(
+                model, survey.sites, batches, batch_dim, self._verifier, self._call
             )
+
+        statistics, left_out = summed(processes, collect, self._device)
         self._rebuild(survey, statistics, left_out, of)
 
     @torch.no_grad()
@@ -121,20 +134,57 @@ class GramRule(LayerwiseRule):
         """
         treatments, untreated = {}, survey.untreated | dict(left_out)
         history: dict[str, Aged] = {}
-        for name in list(statistics):
+
+        def aging(name: str) -> Statistic | Sketch:
             statistic = statistics.pop(name)
-            if self._decay > 0:
-                stays = decay_for(self._decay, statistic.samples, of)
-                history[name] = aged(self._history.get(name), statistic, stays)
-                statistic = history[name].instead_of(statistic)
-            made = self.treat(survey.sites[name], statistic)
-            if isinstance(made, str):
-                untreated[name] = made
+            if self._decay == 0:
+                return statistic
+            stays = decay_for(self._decay, statistic.samples, of)
+            history[name] = aged(self._history.get(name), statistic, stays)
+            return history[name].instead_of(statistic)
+
+        def made(name: str) -> Treatment | str:
+            return self.treat(survey.sites[name], aging(name))
+
+        for name, one in self._made_together(survey, statistics, made).items():
+            if isinstance(one, str):
+                untreated[name] = one
             else:
-                treatments[name] = made
+                treatments[name] = one
+        for name in list(statistics):  # whose treatment another process has made
+            aging(name)
         self._put_in_force(treatments, untreated)
         self._history = history
         self._pace.refreshed()
+
+    def _made_together(
+        self,
+        survey: Survey,
+        statistics: Mapping[str, Statistic | Sketch],
+        make: Callable[[str], Treatment | str],
+    ) -> dict[str, Treatment | str]:
+        """Every treatment, or why there is none; each process makes some and sends them."""
+        if self.processes.alone:
+            return {name: make(name) for name in list(statistics)}
+
+        def made(name: str) -> dict[str, Any]:
+            one = make(name)
+            return {"why": one} if isinstance(one, str) else one.state()
+
+        costs = {name: cost_of_inverse(one) for name, one in statistics.items()}
+        makers = owners(costs, self.processes.size)
+        found = shared_out(self.processes, makers, made, self._device)
+        return {
+            name: found[name]["why"]
+            if "why" in found[name]
+            else Treatment.from_state(survey.sites[name], found[name], self._device)
+            for name in costs
+        }
+
+    @property
+    def _device(self) -> torch.device:
+        """Where sites are that this process knows nothing of."""
+        return next(unwrap(self.model).parameters()).device
 
     def cost(
         self,
@@ -159,6 +209,7 @@ class GramRule(LayerwiseRule):
             samples=samples,
             batch_dim=batch_dim,
             history=self._decay > 0,
+            call=self._call,
         )
 
     def state_dict(self) -> dict[str, Any]:

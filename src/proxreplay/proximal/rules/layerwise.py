@@ -30,7 +30,7 @@ from proxreplay.proximal.rules.gradients import (
     plan_products,
 )
 from proxreplay.proximal.shrinkage.forms import Shrinkage, shrinkage_from_state
-from proxreplay.proximal.shrinkage.strength import Strength
+from proxreplay.proximal.shrinkage.strength import AnyStrength
 
 COLUMNS = "kernel, channel"  # the order in which states have those of a convolution
 
@@ -52,6 +52,7 @@ class TreatedLayer:
         omega: the strength its rows are weighted with; None for rules that have none.
         bytes: memory of the factor.
         shared_with: other modules that use the same weight.
+        share: how much of it acts at present, from 0 to 1; None for rules that act fully.
     """
 
     name: str
@@ -63,6 +64,7 @@ class TreatedLayer:
     omega: float | None
     bytes: int
     shared_with: tuple[str, ...] = ()
+    share: float | None = None
 
 
 class Layers(dict[str, TreatedLayer]):
@@ -72,11 +74,13 @@ class Layers(dict[str, TreatedLayer]):
         name = max([5, *map(len, self)])
         kind = max([4, *(len(one.kind) for one in self.values())])
         head = f"{'layer':{name}} {'type':{kind}} {'d':>6} {'groups':>6} {'positions':>9} "
-        lines = [head + f"{'omega':>9} {'MB':>8}"]
+        shares = any(one.share is not None for one in self.values())
+        lines = [head + f"{'omega':>9} {'MB':>8}" + " share" * shares]
         for key, one in self.items():
             omega = "" if one.omega is None else f"{one.omega:.2e}"
             line = f"{key:{name}} {one.kind:{kind}} {one.d:6d} {one.groups:6d} "
-            lines.append(line + f"{one.positions:9.1f} {omega:>9} {one.bytes / 1e6:8.3f}")
+            share = "" if one.share is None else f" {one.share:5.2f}"
+            lines.append(line + f"{one.positions:9.1f} {omega:>9} {one.bytes / 1e6:8.3f}{share}")
         return "\n".join(lines)
 
 
@@ -173,10 +177,11 @@ class LayerwiseRule(GradientRule):
         options = ", ".join(
             f"{name}={value!r}"
             for name, value in vars(self).items()
-            if not name.startswith("_") and isinstance(value, int | float | str | Strength)
+            if not name.startswith("_") and isinstance(value, int | float | str | AnyStrength)
         )
         attached = "attached" if self._optimizer is not None else "not attached to an optimizer"
         lines = [f"{type(self).__name__}({options}), {attached}"]
+        lines += [] if self.processes.alone else [self.processes.described()]
         lines += [repr(self.layers)] if self._treatments else []
         lines += [
             f"left alone: {name or 'the model itself'}: {why}"

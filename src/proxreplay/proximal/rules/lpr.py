@@ -15,36 +15,42 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from proxreplay.options import MAX_DIM, LPROptions
+from proxreplay.options import MAX_DIM, LPROptions, StepOptions
 from proxreplay.proximal.gram.rows import ColumnRows, Rows
 from proxreplay.proximal.layers.registry import RowsFunction
 from proxreplay.proximal.layers.selection import Selector, check_selectors, override_of
 from proxreplay.proximal.layers.sites import Site, unwrap
 from proxreplay.proximal.layers.torch_layers import batchnorm_rows
-from proxreplay.proximal.rules.grams import GramRule
+from proxreplay.proximal.rules.incoming import IncomingRule
 from proxreplay.proximal.rules.layerwise import Treatment
 from proxreplay.proximal.shrinkage.choose import shrinkage_of
 from proxreplay.proximal.shrinkage.spectral import Pace
-from proxreplay.proximal.shrinkage.strength import Overrides, Strength
+from proxreplay.proximal.shrinkage.strength import (
+    AnyStrength,
+    Overrides,
+    RelativeStrength,
+    Strength,
+)
 from proxreplay.proximal.statistics.collect import Source
 from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
 
 
-class LPR(GramRule):
+class LPR(IncomingRule):
     """Preconditions the gradients of every layer that is linear in its parameters.
 
     Args:
         model: any module, also compiled or wrapped for data parallelism.
-        omega_0: strength; 0 leaves every gradient as it is.
-        beta: how much layers with many positions are spared: their strength is divided by
-            ``positions ** beta``.
+        omega_0: the paper's strength; 0 leaves every gradient as it is. None, which is recommended,
+            for a strength that sets itself (docs/strength.md): relative to the layer's own rows.
+        beta: with ``omega_0``, how much layers with many positions are spared: their strength is
+            divided by ``positions ** beta``.
         batch_size: examples per forward pass when `refresh` is given one tensor; None for 20 to
             200, depending on their size.
         include: names (a module and everything in it) or types to treat; None for all.
         exclude: names or types to leave alone.
-        overrides: another `Strength` for some layers, by name or type; the longest name that fits
-            goes before a type, a derived type before its base.
+        overrides: another `Strength` or `RelativeStrength` for some layers, by name or type; the
+            longest name that fits goes before a type, a derived type before its base.
         max_dim: layers with more columns have no ``d x d`` matrix. Only the directions that are
             shrunk are kept; where too many are needed for ``tolerance``, or it is 0, the layer is
             left alone and named in `untreated`.
@@ -57,6 +63,13 @@ class LPR(GramRule):
         rolling: decay of the moving average of statistics over refreshes. With 0.8, refreshes from
             a small part of the memory see over time what one from all of it would see, though with
             the network as it was then. 0 uses only the newest examples.
+        statistics: "refresh" for what `refresh` is given; "step", or `StepOptions`, for the
+            training steps themselves, whose examples are then what is held in place: after `attach`
+            there is nothing else to call.
+        level: without ``omega_0``, the mean of ``omega sigma`` over the directions of every layer.
+        gradient: "incoming" to shrink only what incoming examples bring, where that is known
+            (`watched`, as `Learner` does it); "all" for the whole gradient, as in the paper; None
+            for "incoming", or "all" if ``omega_0`` is given.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -69,10 +82,12 @@ class LPR(GramRule):
     [('0', 5), ('2', 9)]
     """
 
+    gradient = "all"  # of the instance only where it is another: older states have no such option
+
     def __init__(
         self,
         model: nn.Module,
-        omega_0: float = LPROptions.omega_0,
+        omega_0: float | None = LPROptions.omega_0,
         beta: float = LPROptions.beta,
         *,
         batch_size: int | None = None,
@@ -83,19 +98,33 @@ class LPR(GramRule):
         reference: str = LPROptions.reference,
         tolerance: float = LPROptions.tolerance,
         rolling: float = LPROptions.rolling,
+        statistics: str | StepOptions = LPROptions.statistics,
+        level: float = LPROptions.level,
+        gradient: str | None = LPROptions.gradient,
     ) -> None:
-        LPROptions(omega_0, beta, tolerance, rolling, reference)  # refuses what makes no sense
-        self.strength = Strength(omega_0, beta)
+        steps = statistics if isinstance(statistics, StepOptions) else None
+        if isinstance(statistics, str):
+            steps = StepOptions() if statistics == "step" else None
+        source = statistics if isinstance(statistics, str) else "step"
+        chosen = LPROptions(omega_0, beta, tolerance, rolling, reference, source, level, gradient)
+        self.strength: AnyStrength = RelativeStrength(level)
+        if omega_0 is not None:
+            self.strength = Strength(omega_0, beta)
+        if chosen.acts_on != self.gradient:
+            self.gradient = chosen.acts_on
         self.overrides = dict(overrides or {})
         self.reference = reference
         self.tolerance = tolerance
         self.rolling = rolling
+        self.statistics = statistics
         check_selectors(unwrap(model), self.overrides, "LPR(overrides=...)")
         instead: dict[type[nn.Module], RowsFunction] = {}
         if reference == "authors":
             instead[_BatchNorm] = authors_batchnorm_rows
         super().__init__(
             model,
+            steps=steps,
+            split=self.gradient == "incoming",
             batch_size=batch_size,
             include=include,
             exclude=exclude,
@@ -106,10 +135,10 @@ class LPR(GramRule):
         )
 
     def treat(self, site: Site, statistic: Statistic | Sketch) -> Treatment | str:
-        """``Lambda = (I + omega Z'Z)^-1`` with ``omega = omega_0 / (n n_eff^beta)``."""
+        """``Lambda = (I + omega Z'Z)^-1`` with the layer's ``omega``."""
         model, n_eff = unwrap(self.model), statistic.positions
         spared = self._spared(model, site, n_eff)
-        omega = self._strength(model, site).omega(statistic.samples, spared)
+        omega = self._strength(model, site).of(statistic, spared)
         before = self._treatments.get(site.name)
         Lambda = shrinkage_of(
             statistic,
@@ -121,7 +150,7 @@ class LPR(GramRule):
         )
         return Lambda if isinstance(Lambda, str) else Treatment(site, Lambda, n_eff, omega)
 
-    def _strength(self, model: nn.Module, site: Site) -> Strength:
+    def _strength(self, model: nn.Module, site: Site) -> AnyStrength:
         return override_of(self.overrides, site.name, site.module(model), self.strength)
 
     def _spared(self, model: nn.Module, site: Site, positions: float) -> float:
@@ -130,7 +159,7 @@ class LPR(GramRule):
         return 1.0 if as_authors else positions
 
     def _switched_off(self, model: nn.Module, site: Site) -> str | None:
-        return "its omega_0 is 0." if self._strength(model, site).omega_0 == 0 else None
+        return "its strength is 0." if self._strength(model, site).off else None
 
     def state_dict(self) -> dict[str, Any]:
         """What the refreshes made: tensors, numbers and strings in nested dicts."""

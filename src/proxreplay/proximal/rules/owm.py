@@ -105,7 +105,14 @@ class OWM(LayerwiseRule):
         found = _MeanRows(len(incoming), self.max_dim)
         if survey.sites:
             inputs, verifier = [incoming.inputs], self._verifier
-            visit(unwrap(self.model), survey.sites, inputs, found.add, verifier=verifier)
+            visit(
+                unwrap(self.model),
+                survey.sites,
+                inputs,
+                found.add,
+                verifier=verifier,
+                call=self._call,
+            )
             found.skipped |= verifier.wrong
         found.check_finite()
         treatments = {n: one for n, one in self._treatments.items() if n in survey.sites}

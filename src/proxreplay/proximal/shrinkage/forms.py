@@ -1,10 +1,10 @@
 """The forms of a shrinkage ``Lambda``: dense, by its directions, per row, by a root."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -42,6 +42,11 @@ class Shrinkage(ABC):
         return self._first.dtype
 
     @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self._first.device
+
+    @property
     def bytes(self) -> int:
         """Memory it takes."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
@@ -62,7 +67,7 @@ class Shrinkage(ABC):
         """The same on another device."""
         return replace(self, **{name: one.to(device) for name, one in self._tensors.items()})
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Any]:
         """Its tensors, from which `shrinkage_from_state` makes it again."""
         return dict(self._tensors)
 
@@ -147,7 +152,7 @@ class SpectralShrinkage(Shrinkage):
         U, sigma, _ = torch.linalg.svd(half, full_matrices=False)
         return SpectralShrinkage(U, sigma**2, self.scale)
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Any]:
         """Its tensors and the scale."""
         return super().state() | {"scale": torch.tensor(self.scale, dtype=torch.float64)}
 
@@ -216,8 +221,22 @@ class RootShrinkage(Shrinkage):
         return DenseShrinkage(self.S @ self.S.mT).restricted(kept)
 
 
-def shrinkage_from_state(state: Mapping[str, Tensor]) -> Shrinkage:
+_FURTHER: list[Callable[[Mapping[str, Any]], Shrinkage | None]] = []
+
+
+def register_form(
+    from_state: Callable[[Mapping[str, Any]], Shrinkage | None],
+) -> Callable[[Mapping[str, Any]], Shrinkage | None]:
+    """Teach `shrinkage_from_state` further forms; the function gives None for those of others."""
+    _FURTHER.append(from_state)
+    return from_state
+
+
+def shrinkage_from_state(state: Mapping[str, Any]) -> Shrinkage:
     """Make a shrinkage again from what its ``state()`` gave."""
+    for from_state in _FURTHER:
+        if (found := from_state(state)) is not None:
+            return found
     if "U" in state:
         scale = float(state.get("scale", 1.0))
         return SpectralShrinkage(state["U"], state["f"], scale, state.get("spare"))

@@ -1,11 +1,21 @@
-"""How strongly the rows of a layer count: ``omega = omega_0 / (n n_eff^beta)``."""
+"""How strongly the rows of a layer count: ``omega`` from what is known of its rows.
+
+A strength knows nothing of how a rule uses it, and a statistic nothing of strengths, so any rule
+that is made from ``I + omega Z'Z`` can take either kind:
+
+    Strength(omega_0, beta)     omega = omega_0 / (n n_eff^beta)      the paper's two numbers
+    RelativeStrength(level)     omega = level D / trace(Z'Z)          no unit, for any layer
+"""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from proxreplay.errors import InputError
+from proxreplay.options import LPROptions
 from proxreplay.proximal.layers.selection import Selector
+from proxreplay.proximal.statistics.sketch import Sketch
+from proxreplay.proximal.statistics.statistic import Statistic
 
 
 @dataclass(frozen=True)
@@ -21,13 +31,74 @@ class Strength:
     beta: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, value in {"omega_0": self.omega_0, "beta": self.beta}.items():
-            if not (math.isfinite(value) and value >= 0):
-                raise InputError(f"LPR: {name}={value}; give a finite number of at least 0.")
+        _check(omega_0=self.omega_0, beta=self.beta)
+
+    @property
+    def off(self) -> bool:
+        """Whether it leaves every gradient as it is."""
+        return self.omega_0 == 0
 
     def omega(self, samples: int, positions: float) -> float:
         """``omega_0 / (n n_eff^beta)``."""
         return float(self.omega_0 / (samples * positions**self.beta))
 
+    def of(self, statistic: Statistic | Sketch, positions: float | None = None) -> float:
+        """``omega`` for the rows of one layer.
 
-Overrides = Mapping[Selector, Strength]
+        Args:
+            statistic: of the rows.
+            positions: ``n_eff``, where it is not that of the statistic.
+        """
+        return self.omega(
+            statistic.samples, statistic.positions if positions is None else positions
+        )
+
+
+@dataclass(frozen=True)
+class RelativeStrength:
+    """A strength in units of the layer's own rows: the mean of ``omega sigma`` is ``level``.
+
+    ``sigma`` are the ``D`` eigenvalues of ``Z'Z``, so ``omega = level D / trace(Z'Z)``. Inputs that
+    are twice as large, more positions and more examples all cancel.
+
+    Args:
+        level: strength; 0 leaves every gradient as it is.
+    """
+
+    level: float = LPROptions.level
+
+    def __post_init__(self) -> None:
+        _check(level=self.level)
+
+    @property
+    def off(self) -> bool:
+        """Whether it leaves every gradient as it is."""
+        return self.level == 0
+
+    def of(self, statistic: Statistic | Sketch, positions: float | None = None) -> float:
+        """``omega`` for the rows of one layer; 0 where all of them vanish, see `VANISHING`.
+
+        Args:
+            statistic: of the rows.
+            positions: makes no difference.
+        """
+        if isinstance(statistic, Sketch):
+            total, width = float(statistic.B.double().square().sum()), statistic.B.shape[2]
+            columns = width * len(statistic.B)
+        else:
+            G = statistic.G
+            total = float(G.diagonal(dim1=1, dim2=2).sum(dtype=G.dtype))
+            columns = G.shape[0] * G.shape[1]
+        return self.level * columns / total if total > columns * VANISHING else 0.0
+
+
+VANISHING = 1e-30  # mean square of rows; below, float32 has too few bits left to invert with
+
+AnyStrength = Strength | RelativeStrength
+Overrides = Mapping[Selector, AnyStrength]
+
+
+def _check(**values: float) -> None:
+    for name, value in values.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise InputError(f"LPR: {name}={value}; give a finite number of at least 0.")

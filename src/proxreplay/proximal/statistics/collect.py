@@ -5,21 +5,26 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxreplay.errors import RefreshError
+from proxreplay.proximal.gram.patches import PatchRows
+from proxreplay.proximal.gram.rows import DenseRows, Rows
 from proxreplay.proximal.gram.scratch import reusing
 from proxreplay.proximal.gram.sums import GramSum, gram_with_bias
+from proxreplay.proximal.layers.calling import Caller
 from proxreplay.proximal.layers.capture import Call, visit
 from proxreplay.proximal.layers.registry import RowsFunction
 from proxreplay.proximal.layers.sites import Site
 from proxreplay.proximal.layers.verify import Verifier
 from proxreplay.proximal.statistics.sketch import Sketch, dense_pieces
 from proxreplay.proximal.statistics.statistic import Statistic
+
+WORTH = 2  # times as many rows as columns are waited for: then a product is a large one
 
 
 class GramCollector:
@@ -33,11 +38,14 @@ class GramCollector:
         max_dim: sites with more columns get a `Sketch`, or are skipped and named; no ``d x d`` is
             made for them.
         sketch: whether the rule can do something with a sketch.
+        wait: whether calls of few rows wait until there are enough of them for one product; sums
+            are then in the precision of the rows.
     """
 
-    def __init__(self, max_dim: int, *, sketch: bool = False) -> None:
+    def __init__(self, max_dim: int, *, sketch: bool = False, wait: bool = False) -> None:
         self.max_dim = max_dim
         self.sketch = sketch
+        self.wait = wait
         self.skipped: dict[str, str] = {}
         self._sums: dict[str, _SiteSum] = {}
         self._sketches: dict[str, Sketch] = {}
@@ -63,6 +71,8 @@ class GramCollector:
 
     def finish(self, samples: int) -> dict[str, Statistic | Sketch]:
         """The statistics by site, given the number of examples."""
+        for sums in self._sums.values():
+            self._witnesses += [_Witness(sums.site, 0, added.energy) for added in sums.flush()]
         self._check_finite()
         statistics: dict[str, Statistic | Sketch] = dict(self._sketches)
         for sketch in self._sketches.values():
@@ -78,12 +88,38 @@ class GramCollector:
                 self.skipped.setdefault(name, "only picked from in the last refresh.")
         return statistics
 
+    def state(self) -> dict[str, Any]:
+        """Tensors, numbers and strings: everything that is added up, and what waits."""
+        return {
+            "sums": {name: sums.state() for name, sums in self._sums.items()},
+            "sketches": {
+                name: {**one.state(), "samples": one.samples}
+                for name, one in self._sketches.items()
+            },
+            "picked": {name: list(two) for name, two in self._picked.items()},
+            "skipped": dict(self.skipped),
+            "energies": [[w.site.name, w.batch, w.energy] for w in self._witnesses],
+        }
+
+    def load_state(self, state: Mapping[str, Any], sites: Mapping[str, Site]) -> None:
+        """Go on from what `state` gave."""
+        self._sums = {
+            name: _SiteSum.from_state(sites[name], one, wait=self.wait)
+            for name, one in state["sums"].items()
+        }
+        self._sketches = {name: Sketch.from_state(one) for name, one in state["sketches"].items()}
+        for name, sketch in self._sketches.items():
+            sketch.samples = state["sketches"][name]["samples"]
+        self._picked = {name: (two[0], two[1]) for name, two in state["picked"].items()}
+        self.skipped = dict(state["skipped"])
+        self._witnesses = [_Witness(sites[n], batch, e) for n, batch, e in state["energies"]]
+
     def _add_gram(self, call: Call) -> None:
         if call.site.name in self._sketches:
             raise _does_not_add_up(call)
-        sums = self._sums.setdefault(call.site.name, _SiteSum(call.site))
+        sums = self._sums.setdefault(call.site.name, _SiteSum(call.site, wait=self.wait))
         added = sums.add(call)
-        if call.site.weight is not None:
+        if added is not None and call.site.weight is not None:
             self._witnesses.append(_Witness(call.site, call.batch, added.energy))
 
     def _add_to_sketch(self, call: Call, width: int) -> None:
@@ -133,22 +169,75 @@ class _Witness:
 class _SiteSum:
     """The sums of one site: one for each bias, as maps that share a weight may add others."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, *, wait: bool = False) -> None:
         self.site = site
         self.sums: dict[int | None, GramSum] = {}
+        self.waiting: dict[int | None, list[Rows]] = {}
         self.dtype = torch.float32
+        self.wait = wait
 
-    def add(self, call: Call) -> GramSum:
-        """Take the rows of a call; the sum they went to."""
+    def add(self, call: Call) -> GramSum | None:
+        """Take the rows of a call; the sum they went to, or None if they wait for more."""
         bias, rows = call.member.bias, call.rows
-        if any(added.shape[::2] != rows.shape[::2] for added in self.sums.values()):
+        known = [one.shape for one in self.sums.values()]
+        known += [some[0].shape for some in self.waiting.values()]
+        if any(shape[::2] != rows.shape[::2] for shape in known):
             raise _does_not_add_up(call)
+        kept = rows.kept() if self.wait and self._is_small(rows) else None
+        if kept is None:
+            return self._add(bias, rows)
+        some = self.waiting.setdefault(bias, [])
+        if some and some[0].geometry != kept.geometry:
+            self._add_waiting(bias)
+            some = self.waiting.setdefault(bias, [])
+        some.append(kept)
+        if sum(one.shape[1] for one in some) < WORTH * rows.shape[2]:
+            return None
+        return self._add_waiting(bias)
+
+    def _is_small(self, rows: Rows) -> bool:
+        return self.site.weight is not None and rows.shape[1] < rows.shape[2]
+
+    def _add(self, bias: int | None, rows: Rows) -> GramSum:
         if bias not in self.sums:
-            self.sums[bias] = GramSum(torch.float64)
+            self.sums[bias] = GramSum(None if self.wait else torch.float64)
         weight = self.site.weight is not None
         added = self.sums[bias].add(rows, gram=weight, total=bias is not None)
         self.dtype = added.rows_dtype
         return added
+
+    def _add_waiting(self, bias: int | None) -> GramSum:
+        first, *rest = self.waiting.pop(bias)
+        return self._add(bias, first.joined(rest) if rest else first)
+
+    def state(self) -> dict[str, Any]:
+        """Sums and what waits, by bias; -1 stands for none."""
+        return {
+            "sums": {_key(bias): added.state() for bias, added in self.sums.items()},
+            "waiting": {
+                _key(bias): [one.state() for one in some] for bias, some in self.waiting.items()
+            },
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+
+    @classmethod
+    def from_state(cls, site: Site, state: Mapping[str, Any], *, wait: bool) -> Self:
+        """The inverse of `state`."""
+        own = cls(site, wait=wait)
+        dtype = None if wait else torch.float64
+        own.sums = {
+            _bias(key): GramSum.from_state(one, dtype) for key, one in state["sums"].items()
+        }
+        own.waiting = {
+            _bias(key): [rows_from_state(one) for one in some]
+            for key, some in state["waiting"].items()
+        }
+        own.dtype = getattr(torch, state["dtype"])
+        return own
+
+    def flush(self) -> list[GramSum]:
+        """Add up what waits; the sums it went to."""
+        return [self._add_waiting(bias) for bias in list(self.waiting)]
 
     def statistic(self, samples: int) -> Statistic:
         """What is known of all rows."""
@@ -190,6 +279,7 @@ class Source:
         batches: Iterable[Any],
         batch_dim: int,
         verifier: Verifier | None = None,
+        call: Caller | None = None,
     ) -> tuple[dict[str, Statistic | Sketch], dict[str, str]]:
         """The statistic of every site over some batches, and why a site has none.
 
@@ -199,6 +289,7 @@ class Source:
             batches: anything the model can be called with.
             batch_dim: the dimension of the examples in a batch.
             verifier: looks at the first call of every layer.
+            call: how the model is called with a batch; None for the usual way.
         """
         collector = GramCollector(self.max_dim, sketch=self.sketch)
         with reusing():
@@ -210,6 +301,7 @@ class Source:
                 batch_dim=batch_dim,
                 instead=self.instead,
                 verifier=verifier,
+                call=call,
             )
         statistics = collector.finish(samples)
         silent = sites.keys() - statistics.keys() - collector.skipped.keys()
@@ -220,6 +312,23 @@ class Source:
         for name in wrong:
             statistics.pop(name, None)
         return statistics, collector.skipped | missing | wrong
+
+
+def _key(bias: int | None) -> int:
+    return -1 if bias is None else bias
+
+
+def _bias(key: int) -> int | None:
+    return None if key < 0 else key
+
+
+def rows_from_state(state: Mapping[str, Any]) -> Rows:
+    """Rows that wait, from what their ``state()`` gave."""
+    if "Z" in state:
+        return DenseRows(state["Z"])
+    padding = tuple((before, after) for before, after in state["padding"])
+    kernel, stride, dilation = (tuple(state[key]) for key in ("kernel", "stride", "dilation"))
+    return PatchRows(state["x"], kernel, stride, dilation, state["groups"], padding)
 
 
 def _does_not_add_up(call: Call) -> RefreshError:

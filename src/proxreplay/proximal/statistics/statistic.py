@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 @dataclass
@@ -21,6 +22,8 @@ class Statistic:
         dtype: precision of the rows, at least float32, and thus of what is made from them.
         picked: how often every row of the weight was picked by an Embedding that shares it with a
             Linear, ``[out]``; None where there is no such thing.
+        H: ``n E[g g']`` of the gradients at the outputs, ``[groups, out, out]``, where somebody
+            asked for them and they are known.
     """
 
     G: Tensor
@@ -29,6 +32,7 @@ class Statistic:
     samples: int
     dtype: torch.dtype
     picked: Tensor | None = None
+    H: Tensor | None = None
 
     @property
     def positions(self) -> float:
@@ -56,15 +60,27 @@ class Statistic:
             rows += before.rows * stays
             if picked is not None and before.picked is not None:
                 picked = before.picked.to(G.device) * stays + picked * share
-        return replace(self, G=G, rows=rows, picked=picked)
+        H = _averaged(self.H, share, None if before is None else before.H, stays)
+        return replace(self, G=G, rows=rows, picked=picked, H=H)
 
     def state(self) -> dict[str, Any]:
         """Tensors and numbers, from which `from_state` makes it again."""
-        picked = {} if self.picked is None else {"picked": self.picked}
-        return {"G": self.G, "d": self.d, "positions": self.rows, **picked}
+        more = {"picked": self.picked, "H": self.H}
+        known = {name: value for name, value in more.items() if value is not None}
+        return {"G": self.G, "d": self.d, "positions": self.rows, **known}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """The inverse of `state`, for a statistic per example."""
-        G = state["G"]
-        return cls(G, state.get("d", 0), state["positions"], 1, G.dtype, state.get("picked"))
+        G, picked, H = state["G"], state.get("picked"), state.get("H")
+        return cls(G, state.get("d", 0), state["positions"], 1, G.dtype, picked, H)
+
+
+def _averaged(new: Tensor | None, share: float, old: Tensor | None, stays: float) -> Tensor | None:
+    """``stays old + share new``; outputs that are new had no gradient before."""
+    if new is None or old is None:
+        return None if new is None else new * share
+    more = new.shape[1] - old.shape[1]
+    if more > 0:
+        old = F.pad(old, (0, more, 0, more))
+    return torch.add(old.to(new.device) * stays, new, alpha=share)

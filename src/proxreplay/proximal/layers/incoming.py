@@ -1,0 +1,276 @@
+"""What the incoming examples of a step bring to the gradient of every layer.
+
+The gradient of a linear map is a sum over rows, ``G = sum_r delta_r z_r'`` with ``delta`` the
+gradient at its output. The rows of the incoming examples are some of them, so
+
+    G_in = sum over incoming rows of delta_r z_r' = left' M
+
+is had from a training step's own passes: nothing is run twice but one product per layer.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.utils.hooks import RemovableHandle
+
+from proxreplay.proximal.gram.rows import widened
+from proxreplay.proximal.layers.batches import count_samples
+from proxreplay.proximal.layers.capture import full_precision
+from proxreplay.proximal.layers.sites import Site
+
+
+@dataclass(frozen=True)
+class Brought:
+    """``G_in = left' M`` of one call of one site.
+
+    Args:
+        M: ``[groups, k, D]``, columns as those of ``Z``.
+        left: ``[groups, k, out]``; None if ``M`` is the gradient itself.
+    """
+
+    M: Tensor
+    left: Tensor | None = None
+
+    def gradient(self, M: Tensor | None = None) -> Tensor:
+        """``left' M``, ``[groups, out, D]``, also for another ``M`` of that shape."""
+        M = self.M if M is None else M
+        return M if self.left is None else self.left.mT @ M
+
+
+@dataclass(frozen=True)
+class Rowset:
+    """Which rows of a layer's input are those of incoming examples.
+
+    Args:
+        dim: of the examples.
+        stop: they are the first ones.
+    """
+
+    dim: int
+    stop: int
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """These rows, in float32 at least."""
+        return widened(tensor.narrow(self.dim, 0, self.stop))
+
+
+Splitter = Callable[[Any, Tensor, Tensor, Rowset, Site], Brought]
+
+
+def linear_brought(
+    layer: nn.Linear, x: Tensor, delta: Tensor, incoming: Rowset, site: Site
+) -> Brought:
+    """Rows as they are where they are fewer than the outputs, else their product."""
+    Z = incoming.of(x).reshape(1, -1, layer.in_features)
+    D = incoming.of(delta).reshape(1, -1, layer.out_features)
+    if site.weight is None:
+        Z = Z[:, :, :0]
+    if site.biases:
+        Z = F.pad(Z, (0, 1), value=1.0)
+    if Z.shape[1] <= layer.out_features:
+        return Brought(Z, D)
+    return Brought(D.mT @ Z)
+
+
+def convolution_brought(
+    layer: _ConvNd, x: Tensor, delta: Tensor, incoming: Rowset, site: Site
+) -> Brought:
+    """The backward pass of a convolution over some of its examples, to the weight alone."""
+    x, delta, dims = incoming.of(x), incoming.of(delta), len(layer.kernel_size)
+    padding = list(layer.padding) if not isinstance(layer.padding, str) else [0] * dims
+    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+        x = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
+        padding = [0] * dims
+    weight = layer.weight.to(x.dtype)
+    _, to_weight, to_bias = torch.ops.aten.convolution_backward(
+        *(delta, x, weight, [layer.out_channels]),
+        *(layer.stride, padding, layer.dilation, layer.transposed),
+        *(layer.output_padding, layer.groups),
+        (False, site.weight is not None, bool(site.biases)),
+    )
+    parts = []
+    if site.weight is not None:
+        columns = weight.numel() // layer.out_channels
+        parts.append(site.weight.part.read(to_weight, layer.groups, columns))
+    if site.biases:
+        parts.append(to_bias.reshape(layer.groups, -1, 1))
+    return Brought(torch.cat(parts, dim=2))
+
+
+def norm_brought(
+    layer: nn.Module, x: Tensor, delta: Tensor, incoming: Rowset, site: Site
+) -> Brought:
+    """One group per channel or element: ``sum delta x_hat`` and ``sum delta``."""
+    over: tuple[int, ...]
+    if isinstance(layer, nn.LayerNorm | nn.RMSNorm):
+        shape = layer.normalized_shape
+        over = tuple(range(x.ndim - len(shape)))
+    else:
+        over = (0, *range(2, x.ndim))
+    D = incoming.of(delta)
+    parts = []
+    if site.weight is not None:
+        parts.append((D * incoming.of(_normalised(layer, widened(x)))).sum(over))
+    if site.biases:
+        parts.append(D.sum(over))
+    return Brought(torch.stack([part.reshape(-1, 1) for part in parts], dim=2))
+
+
+def _normalised(layer: nn.Module, x: Tensor) -> Tensor:
+    """``x_hat``, by all examples where the layer does so."""
+    if isinstance(layer, _BatchNorm):
+        own = not layer.training and layer.running_mean is not None
+        running = (layer.running_mean, layer.running_var) if own else (None, None)
+        return F.batch_norm(x, *running, training=not own, momentum=0.0, eps=layer.eps)
+    if isinstance(layer, nn.GroupNorm):
+        return F.group_norm(x, layer.num_groups, eps=layer.eps)
+    if isinstance(layer, nn.LayerNorm):
+        return F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+    assert isinstance(layer, nn.RMSNorm)
+    return F.rms_norm(x, layer.normalized_shape, eps=layer.eps)
+
+
+def splitter_of(module: nn.Module) -> Splitter | None:
+    """How the gradient of a layer is told apart by examples; None where nobody knows."""
+    if isinstance(module, nn.Linear):
+        return linear_brought
+    if isinstance(module, _ConvNd) and not isinstance(module, _ConvTransposeNd):
+        return convolution_brought
+    norms = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+    return norm_brought if isinstance(module, norms) else None
+
+
+def splittable(model: nn.Module, site: Site) -> bool:
+    """Whether the incoming part of a site's gradient can be had: one layer, one map, dense."""
+    member = site.members[0]
+    alone = len(site.members) == 1 and not member.map and not member.lookup
+    return alone and splitter_of(model.get_submodule(member.module)) is not None
+
+
+@dataclass
+class IncomingWatch:
+    """Watches the passes of one step, of which the first ``examples`` are incoming.
+
+    Args:
+        model: as `unwrap` gives it.
+        sites: what to watch.
+        examples: how many of those that pass first are incoming; the others are replayed.
+        brought: what incoming rows brought, by site.
+        lost: sites whose rows could not be told apart.
+        coupled: whether BatchNorm saw incoming and replayed examples together. Then every row of
+            the gradient depends on all examples, and no part of it is that of the incoming ones.
+        outputs: of the model, in the order of the examples.
+    """
+
+    model: nn.Module
+    sites: Mapping[str, Site]
+    examples: int
+    brought: defaultdict[str, list[Brought]] = field(default_factory=lambda: defaultdict(list))
+    lost: set[str] = field(default_factory=set)
+    coupled: bool = False
+    outputs: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm)]
+        self._passed = 0
+        self._now: tuple[int, int] | None = None  # examples of this forward: incoming, all
+        self._busy = False
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Hooks on the model, for the passes inside."""
+        handles: list[RemovableHandle] = [
+            self.model.register_forward_pre_hook(self._begin, with_kwargs=True),
+            self.model.register_forward_hook(self._end),
+        ]
+        for site in self.sites.values():
+            if splittable(self.model, site):
+                module = self.model.get_submodule(site.members[0].module)
+                handles.append(module.register_forward_hook(self._hook(site)))
+        try:
+            yield
+        finally:
+            self._busy = True  # gradients that arrive later are not heeded
+            for handle in handles:
+                handle.remove()
+
+    def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        if not torch.is_grad_enabled():
+            self._now = None
+            return
+        n = count_samples((*args, *kwargs.values()))
+        incoming = max(0, min(n, self.examples - self._passed))
+        self._now = (incoming, n)
+        self._passed += n
+        if 0 < incoming < n and any(norm.training for norm in self._norms):
+            self.coupled = True
+
+    def _end(self, model: nn.Module, args: Any, output: Any) -> None:
+        now, self._now = self._now, None
+        if now is not None and isinstance(output, Tensor) and len(output) == now[1]:
+            self.outputs.append(output.detach())
+
+    @torch.no_grad()
+    def losses(self, labels: Tensor) -> tuple[float, float] | None:
+        """Mean cross-entropies of the incoming and of the replayed examples of the step.
+
+        Args:
+            labels: ``[n]`` of all examples, in the order in which they pass.
+
+        Returns:
+            None where outputs are not the logits of classes.
+        """
+        if not self.outputs or any(one.ndim != 2 for one in self.outputs):
+            return None
+        logits = widened(torch.cat(self.outputs))
+        classes = labels.dtype == torch.int64 and labels.shape == logits.shape[:1]
+        if not classes or not 0 < self.examples < len(labels) or logits.shape[1] < 2:
+            return None
+        each = F.cross_entropy(logits, labels.to(logits.device), reduction="none")
+        return float(each[: self.examples].mean()), float(each[self.examples :].mean())
+
+    def _hook(self, site: Site) -> Callable[..., None]:
+        def called(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            now = self._now
+            if now is None or self._busy or self.coupled or not isinstance(output, Tensor):
+                return
+            if not output.requires_grad or now[0] == 0:
+                return
+            x = args[0].detach() if args and isinstance(args[0], Tensor) else None
+            output.register_hook(lambda delta: self._arrived(site, module, x, delta, now))
+
+        return called
+
+    @torch.no_grad()
+    def _arrived(
+        self, site: Site, module: nn.Module, x: Tensor | None, delta: Tensor, now: tuple[int, int]
+    ) -> None:
+        if self._busy:
+            return
+        rows = None if x is None else _rowset(module, x, *now)
+        split = splitter_of(module)
+        if x is None or rows is None or split is None:
+            self.lost.add(site.name)
+            return
+        with full_precision():
+            self.brought[site.name].append(split(module, x, delta.detach(), rows, site))
+
+
+def _rowset(module: nn.Module, x: Tensor, incoming: int, n: int) -> Rowset | None:
+    """Where the examples of a forward pass are in a layer's input; None if nobody can tell.
+
+    First, also several rows each, one example after the other; or second, as in sequences.
+    """
+    if x.shape[0] % n == 0 and x.ndim >= 2:
+        return Rowset(0, x.shape[0] // n * incoming)
+    by_row = isinstance(module, nn.Linear | nn.LayerNorm | nn.RMSNorm)
+    return Rowset(1, incoming) if by_row and x.ndim > 2 and x.shape[1] == n else None

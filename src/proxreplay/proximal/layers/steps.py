@@ -1,0 +1,368 @@
+"""Rows and output gradients of every layer, from a training step's own forward and backward.
+
+Nothing is run twice. A call counts when the gradient arrives at its output: an evaluation, a
+forward pass that nobody goes back through, and the second forward of activation checkpointing
+leave nothing behind. What is waited for is held by the graph, and goes when the graph goes.
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.utils.hooks import RemovableHandle
+
+from proxreplay.errors import InputError
+from proxreplay.proximal.gram.rows import ColumnRows, Rows, span_of
+from proxreplay.proximal.layers.batches import count_samples
+from proxreplay.proximal.layers.capture import full_precision, rows_function, untouched
+from proxreplay.proximal.layers.outputs import find_output
+from proxreplay.proximal.layers.registry import RowsFunction, rows_by_map
+from proxreplay.proximal.layers.sites import Member, Site
+from proxreplay.proximal.layers.torch_layers import batchnorm_rows, instancenorm_rows
+from proxreplay.proximal.layers.verify import Verifier
+
+
+@dataclass(frozen=True)
+class Part:
+    """Examples of a step that count alike: the incoming ones, or those that are replayed.
+
+    Args:
+        name: of the part.
+        stop: the number of the first example of the step that comes after it.
+        weight: of its examples; those of weight 0 are not looked at.
+    """
+
+    name: str
+    stop: float
+    weight: float = 1.0
+
+
+EVERYTHING = (Part("all", float("inf")),)
+
+
+@dataclass(frozen=True)
+class StepCall:
+    """One call of one linear map in a step, or the part of it that counts alike.
+
+    Args:
+        site: whose statistic it belongs to.
+        member: which of the site's maps was called.
+        part: which examples.
+        rows: ``Z: [groups, rows, d]``; None if they were handed on before, with an earlier
+            gradient.
+        gradient: ``[groups, rows, out]`` at the output; None where nobody knows its layout.
+        examples: how many.
+    """
+
+    site: Site
+    member: Member
+    part: str
+    rows: Rows | None
+    gradient: Tensor | None
+    examples: int
+
+
+@dataclass
+class _Forward:
+    """One forward pass of the model: ``n`` examples from number ``first`` of the step on."""
+
+    first: int
+    n: int
+    back: bool = False
+    calls: list[tuple["_Call", GradientEdge]] = field(default_factory=list)
+
+
+@dataclass
+class StepWatch:
+    """Hooks on a model that hand on the calls of training steps.
+
+    Args:
+        model: as `unwrap` gives it.
+        sites: what to watch.
+        on_call: receives every call, as the gradients arrive.
+        gradients: whether the gradients at the outputs are asked for.
+        fisher: "loss" for those of the backward pass as it comes; "sampled" and "exact" for those
+            of the log-likelihood of one label, or of all, each weighted by its probability, under
+            the model's own predictions. The model's output is then ``[n, classes]`` logits, and its
+            graph is gone back through at the end of every forward pass, without weight gradients.
+        labels: from which labels are drawn.
+        active: whether the step that is under way is to be looked at.
+        instead: rows functions to use for these types, in place of the registered ones.
+        verifier: looks at the first call of every layer.
+    """
+
+    model: nn.Module
+    sites: Mapping[str, Site]
+    on_call: Callable[[StepCall], None]
+    gradients: bool = False
+    fisher: str = "loss"
+    labels: torch.Generator | None = None
+    active: Callable[[], bool] = lambda: True
+    instead: Mapping[type[nn.Module], RowsFunction] = field(default_factory=dict)
+    verifier: Verifier | None = None
+
+    def __post_init__(self) -> None:
+        self.parts: Sequence[Part] = EVERYTHING
+        self.examples: defaultdict[str, int] = defaultdict(int)  # of the step, by part
+        self.paused = False
+        self._started = 0
+        self._forward: _Forward | None = None
+        self._handles: list[RemovableHandle] = []
+        self._instead = {**IN_TRAINING, **self.instead}
+        self._at: defaultdict[str, list[tuple[Site, Member]]] = defaultdict(list)
+        for site in self.sites.values():
+            for member in () if site.bare else site.members:
+                self._at[member.module].append((site, member))
+
+    def install(self) -> None:
+        """Put the hooks in place."""
+        begin = _Hook(self.model, self._begin)
+        self._handles.append(self.model.register_forward_pre_hook(begin, with_kwargs=True))
+        for name in self._at:
+            module = self.model.get_submodule(name)
+            hook = _Hook(module, self._called, name)
+            self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
+        if self.fisher != "loss":
+            end = _Hook(self.model, self._end)
+            self._handles.append(self.model.register_forward_hook(end, with_kwargs=True))
+
+    def remove(self) -> None:
+        """Take the hooks away; gradients that still arrive are not heeded."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._forward = [], None
+        self.paused = True
+
+    def begin_step(self) -> None:
+        """Forget the examples of the step before."""
+        self.examples.clear()
+        self._started, self._forward = 0, None
+
+    def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._watching():
+            self._start(args, kwargs)
+
+    def _start(self, args: Any, kwargs: Any) -> _Forward:
+        """A forward pass begins: all calls are its own until the next one."""
+        n = _examples((*args, *kwargs.values()))
+        self._forward = _Forward(self._started, n)
+        self._started += n
+        return self._forward
+
+    def _called(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        at = _first_tensor(output)
+        if not self._watching() or at is None or not at.requires_grad:
+            return
+        forward = self._forward or self._start(args, kwargs)  # some call parts of a model only
+        whole = isinstance(output, Tensor)
+        call = _Call(self, forward, name, module, _detached(args), _detached(kwargs), whole)
+        if self.fisher == "loss":
+            at.register_hook(call.arrived)
+        else:
+            forward.calls.append((call, get_gradient_edge(at)))
+
+    def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Go back from the model's own predictions."""
+        forward = self._forward
+        if forward is None or not forward.calls:
+            return
+        calls, forward.calls = forward.calls, []
+        if not isinstance(output, Tensor) or output.ndim != 2:
+            raise InputError(
+                f"fisher={self.fisher!r} takes the model's output as logits [n, classes], but it "
+                f"is {_described(output)}; use fisher='loss'."
+            )
+        edges = [edge for _, edge in calls]
+        for likelihood in self._likelihoods(output):
+            found = torch.autograd.grad(likelihood, edges, retain_graph=True, allow_unused=True)
+            for (call, _), gradient in zip(calls, found, strict=True):
+                if gradient is not None:
+                    call.arrived(gradient)
+
+    def _likelihoods(self, logits: Tensor) -> Iterator[Tensor]:
+        """Sums over the examples, of which the gradients make the Fisher matrix."""
+        logs = logits.float().log_softmax(dim=1) if logits.itemsize < 4 else logits.log_softmax(1)
+        p = logs.detach().exp()
+        if self.fisher == "sampled":
+            drawn = torch.multinomial(p.cpu(), 1, generator=self.labels).to(p.device)
+            yield logs.gather(1, drawn).sum()
+            return
+        for label in (p.amax(dim=0) > 0).nonzero()[:, 0].tolist():
+            yield (p[:, label].sqrt() * logs[:, label]).sum()
+
+    def _watching(self) -> bool:
+        seen = torch.is_grad_enabled() and self.model.training
+        return seen and not self.paused and self.active()
+
+    def split(self, forward: _Forward) -> Iterator[tuple[Part, int, int]]:
+        """The parts of a forward pass that count, with their examples in it."""
+        start = forward.first
+        for part in self.parts:
+            stop = int(min(part.stop, forward.first + forward.n))
+            if stop > start:
+                if part.weight > 0:
+                    yield part, start - forward.first, stop - forward.first
+                start = stop
+
+    def note(self, forward: _Forward) -> None:
+        """Count the examples of a forward pass that is gone back through."""
+        if not forward.back:
+            forward.back = True
+            for part, start, stop in self.split(forward):
+                self.examples[part.name] += stop - start
+
+    def rows_of(
+        self, name: str, module: nn.Module, args: Any, kwargs: Any
+    ) -> list[tuple[Site, Member, Rows]]:
+        """The rows of a call, for every map of the module that is treated."""
+        function, _ = rows_function(module, self._instead)
+        here = self._at[name]
+        if self.verifier is not None:
+            registered, known = rows_function(module, self.instead)
+            if known:
+                call = (module, args, kwargs)
+                with untouched(module):
+                    here = [
+                        two
+                        for two in here
+                        if self.verifier.trusts(self.model, *two, registered, call)
+                    ]
+        again = isinstance(module, nn.MultiheadAttention)  # its rows come from another call of it
+        with untouched(module) if again else nullcontext():
+            rows = rows_by_map(function(module, *args, **kwargs))
+        return [(site, member, rows[member.map]) for site, member in here]
+
+
+@dataclass
+class _Call:
+    """A call that waits for the gradient at its output."""
+
+    watch: StepWatch
+    forward: _Forward
+    name: str
+    module: nn.Module
+    args: Any
+    kwargs: Any
+    whole: bool
+    seen: bool = False
+    trusted: list[tuple[Site, Member]] = field(default_factory=list)
+
+    def arrived(self, gradient: Tensor) -> None:
+        """Hand on rows, the first time, and gradient."""
+        watch = self.watch
+        if watch.paused:
+            return
+        watch.paused = True  # a rows function may call the layer
+        try:
+            with torch.no_grad(), full_precision():
+                self._hand_on(gradient)
+        finally:
+            watch.paused = False
+
+    def _hand_on(self, gradient: Tensor) -> None:
+        watch = self.watch
+        if self.seen and not watch.gradients:
+            return
+        watch.note(self.forward)
+        layout = find_output(self.module) if watch.gradients and self.whole else None
+        D = None if layout is None else layout(self.module, gradient)
+        if self.seen:
+            found: list[tuple[Site, Member, Rows | None]] = [(*two, None) for two in self.trusted]
+        else:
+            found = [*watch.rows_of(self.name, self.module, self.args, self.kwargs)]
+            self.trusted = [(site, member) for site, member, _ in found]
+        for site, member, rows in found:
+            for part, start, stop in watch.split(self.forward):
+                whole = (start, stop) == (0, self.forward.n)
+                own = rows if rows is None or whole else rows.part(start, stop, self.forward.n)
+                if rows is not None and (own is None or own.shape[1] == 0):
+                    continue  # nobody can tell; or an expert that is given nothing to do
+                at = None if member.map or member.lookup else self._part(D, start, stop)
+                watch.on_call(StepCall(site, member, part.name, own, at, stop - start))
+        self.seen = True
+
+    def _part(self, D: Tensor | None, start: int, stop: int) -> Tensor | None:
+        """The gradient of some of the examples."""
+        span = None if D is None else span_of(D.shape[1], start, stop, self.forward.n)
+        return None if D is None or span is None else D[:, span]
+
+
+class _Hook:
+    """A hook for one module: copies of the module do not have it."""
+
+    def __init__(self, module: nn.Module, then: Callable[..., None], *first: str) -> None:
+        self.module = module
+        self.then = then
+        self.first = first
+        if "torch._dynamo" in sys.modules:
+            self.then = torch.compiler.disable(then)
+
+    def __call__(self, module: nn.Module, *rest: Any) -> None:
+        if module is self.module:
+            self.then(*self.first, module, *rest)
+
+    def __reduce__(self) -> tuple[type["_NoHook"], tuple[()]]:
+        return _NoHook, ()
+
+
+class _NoHook:
+    """What a copy has in place of a hook."""
+
+    def __call__(self, *anything: Any) -> None:
+        """Nothing."""
+
+
+def training_batchnorm_rows(layer: _BatchNorm, input: Tensor) -> Rows:
+    """``z`` as BatchNorm has it in training: normalised by mean and variance of the batch."""
+    if not layer.training:
+        return batchnorm_rows(layer, input)
+    return ColumnRows(F.batch_norm(input, None, None, training=True, momentum=0, eps=layer.eps))
+
+
+def training_instancenorm_rows(layer: _InstanceNorm, input: Tensor) -> Rows:
+    """``z`` as InstanceNorm has it in training."""
+    if not layer.training or input.ndim < layer._get_no_batch_dim() + 1:
+        return instancenorm_rows(layer, input)
+    return ColumnRows(F.instance_norm(input, use_input_stats=True, eps=layer.eps))
+
+
+IN_TRAINING: dict[type[nn.Module], RowsFunction] = {
+    _BatchNorm: training_batchnorm_rows,
+    _InstanceNorm: training_instancenorm_rows,
+}
+
+
+def _described(output: Any) -> str:
+    return str(list(output.shape)) if isinstance(output, Tensor) else type(output).__name__
+
+
+def _examples(values: Any) -> int:
+    """The number of examples in the arguments of a call; 1 if there is no tensor to tell."""
+    try:
+        return count_samples(values)
+    except InputError:
+        return 1
+
+
+def _first_tensor(output: Any) -> Tensor | None:
+    if isinstance(output, Tensor):
+        return output
+    parts = output if isinstance(output, tuple | list) else ()
+    return next((part for part in parts if isinstance(part, Tensor)), None)
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    if type(value) in (tuple, list):  # others, as packed sequences, are left as they are
+        return type(value)(_detached(one) for one in value)
+    return {k: _detached(v) for k, v in value.items()} if isinstance(value, dict) else value

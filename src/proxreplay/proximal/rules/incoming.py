@@ -1,0 +1,168 @@
+"""Shrink what incoming examples bring to the gradient, and let replay through as it is.
+
+With ``G = G_in + G_re`` and a share ``s`` of the rule that acts,
+
+    G <- G - s G_in (I - Lambda).
+
+A replayed example asks for a change of what is remembered, and for the right one: to shrink its
+gradient too is what makes the paper's rule fall behind plain replay on long tasks.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxreplay.batch import Batch
+from proxreplay.proximal.layers.capture import as_written, full_precision
+from proxreplay.proximal.layers.incoming import Brought, IncomingWatch, splittable
+from proxreplay.proximal.layers.sites import Site, unwrap
+from proxreplay.proximal.rules.gradients import gradients_of, moving_columns
+from proxreplay.proximal.rules.layerwise import Layers
+from proxreplay.proximal.rules.share import Share
+from proxreplay.proximal.rules.stepwise import StepwiseRule
+from proxreplay.proximal.shrinkage.forms import Shrinkage
+
+
+class IncomingRule(StepwiseRule):
+    """A `StepwiseRule` that may act on the incoming part of gradients alone.
+
+    It does in the passes inside of `watched`. Elsewhere, with several processes, and where
+    BatchNorm sees incoming and replayed examples together, nobody can tell which part that is, and
+    the whole gradient is treated.
+    """
+
+    def __init__(self, model: nn.Module, *, split: bool, **options: Any) -> None:
+        self._split = split
+        self._share = Share()
+        self._watched: list[IncomingWatch] = []
+        self._taken: list[IncomingWatch] = []  # of the step that is being made
+        super().__init__(model, **options)
+
+    @property
+    def share(self) -> float | None:
+        """How much of the rule acts at present, from 0 to 1; None if it always acts fully."""
+        return self._share.value if self._split else None
+
+    @property
+    def layers(self) -> Layers:
+        """What is treated at present, by name."""
+        return Layers(
+            (name, replace(one, share=self.share)) for name, one in super().layers.items()
+        )
+
+    @property
+    def unsplit(self) -> list[str]:
+        """Layers whose incoming part nobody can tell: `watched` steps leave them alone."""
+        model = unwrap(self.model)
+        sites = {name: one.site for name, one in self._treatments.items()}
+        return [n for n, s in sites.items() if not splittable(model, s)] if self._split else []
+
+    @contextmanager
+    def watched(self, incoming: Batch | None = None, replay: Batch | None = None) -> Iterator[None]:
+        """Look at the forward and backward passes inside, which are those of one step.
+
+        Args:
+            incoming: the examples that pass first; None if nobody can tell them apart.
+            replay: those that pass after them; None for none.
+        """
+        with super().watched(incoming, replay):
+            apart = self._split and self._treatments and self.processes.alone
+            if not apart or incoming is None or replay is None:
+                yield
+                return
+            sites = {name: one.site for name, one in self._treatments.items()}
+            watch = IncomingWatch(unwrap(self.model), sites, len(incoming))
+            with as_written(), watch.watching():
+                yield
+            if not watch.coupled:
+                self._watched.append(watch)
+                losses = watch.losses(torch.cat([incoming.labels, replay.labels]))
+                if losses is not None:
+                    self._share.note(*losses)
+
+    def step_(self, only: Collection[int] | None = None) -> None:
+        """`precondition_` for a step that will be made: what incoming examples bring, if known."""
+        self._taken, self._watched = self._watched, []
+        try:
+            super().step_(only)
+        finally:
+            self._taken = []
+
+    def precondition_(self, only: Collection[int] | None = None) -> None:
+        """``G <- G Lambda``; in a step whose incoming part is known, on that part alone.
+
+        Args:
+            only: ids of the parameters to treat as moving; None for all that have a gradient.
+        """
+        if not self._taken:
+            super().precondition_(only)
+        elif self._share.value > 0:
+            self._shrink_incoming_(self._taken, only)
+
+    @torch.no_grad()
+    def _shrink_incoming_(
+        self, watched: Sequence[IncomingWatch], only: Collection[int] | None
+    ) -> None:
+        """``G <- G - s G_in (I - Lambda)`` for every layer whose incoming part is known."""
+        model = unwrap(self.model)
+        with full_precision():
+            for name, treatment in self._treatments.items():
+                brought = [one for watch in watched for one in watch.brought.get(name, ())]
+                gradients = gradients_of(model, treatment.site.columns, only)
+                moving = tuple(one is not None for one in gradients)
+                if not brought or not any(moving) or any(name in w.lost for w in watched):
+                    continue
+                factor = self._factor(name, moving, gradients)
+                kept = None
+                if not all(moving):
+                    kept = moving_columns(treatment.site, gradients, treatment.factor.width)
+                for one in brought:
+                    lost = lost_of(one, factor, kept)
+                    subtract_(treatment.site, gradients, lost, self._share.value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the refreshes made: tensors, numbers and strings in nested dicts."""
+        return super().state_dict() | ({"share": self._share.state()} if self._split else {})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` of the same rule on a model of the same shape gave."""
+        super().load_state_dict(state)
+        self._watched = []
+        self._share = Share.from_state(state.get("share", {}))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_watched": [], "_taken": []}
+
+
+def lost_of(brought: Brought, factor: Shrinkage, kept: Tensor | None) -> Tensor:
+    """``G_in (I - Lambda)``, ``[groups, out, D]``.
+
+    Args:
+        brought: ``G_in = left' M``.
+        factor: ``Lambda``, restricted to the columns that move.
+        kept: these columns; None for all.
+    """
+    M = brought.M.to(factor.dtype)
+    if kept is not None:
+        M = M[:, :, kept.to(M.device)]
+    return brought.gradient(M - factor.apply(M))
+
+
+def subtract_(site: Site, gradients: Sequence[Tensor | None], lost: Tensor, share: float) -> None:
+    """Take a matrix ``[groups, out, D]`` away from the gradients of a site's columns."""
+    present = [(c, g) for c, g in zip(site.columns, gradients, strict=True) if g is not None]
+    biases = sum(column in site.biases for column, _ in present)
+    widths = [1] * biases
+    if len(present) > biases:
+        widths.insert(0, lost.shape[2] - biases)
+    for (column, gradient), piece in zip(present, lost.split(widths, dim=2), strict=True):
+        if gradient.shape == piece.shape[1:] and len(piece) == 1 and not column.part.last:
+            gradient.sub_(piece[0].to(gradient.dtype), alpha=share)
+        else:
+            change = torch.empty_like(gradient)
+            column.part.write_(change, piece)
+            gradient.sub_(change, alpha=share)

@@ -1,0 +1,257 @@
+"""The two-sided proximal rule: hold what the network says in place, not what its layers see.
+
+For every layer, with ``A = E[sum_t z z']`` over the rows of an example and ``B = E[g g']`` over the
+gradients at its outputs, ``B (x) A`` stands for the layer's block of the Fisher matrix (K-FAC), and
+
+    P = I + omega B (x) A,      G <- P^-1 G      (G: [out, d]),
+
+is one gradient step of size eta in the metric P: the minimiser of ``<G, W> + ||W - W_j||^2 / (2
+eta)`` plus ``omega / eta`` times the divergence of the predictions. LPR is ``B = I``.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from proxreplay.options import KRONECKER_STEPS, MAX_DIM, KroneckerOptions, StepOptions
+from proxreplay.proximal.layers.selection import Selector
+from proxreplay.proximal.layers.sites import Site, unwrap
+from proxreplay.proximal.rules.layerwise import Treatment
+from proxreplay.proximal.rules.norms import plain_norm
+from proxreplay.proximal.rules.stepwise import StepwiseRule
+from proxreplay.proximal.shrinkage.choose import shrinkage_of
+from proxreplay.proximal.shrinkage.forms import DenseShrinkage, Shrinkage
+from proxreplay.proximal.shrinkage.inverse import dense_inverse_
+from proxreplay.proximal.shrinkage.spectral import Pace
+from proxreplay.proximal.shrinkage.twosided import (
+    SidesShrinkage,
+    balance,
+    exact_shrinkage,
+    left_shrinkage,
+    mean_eigenvalue,
+)
+from proxreplay.proximal.statistics.collect import Source
+from proxreplay.proximal.statistics.decay import Aged
+from proxreplay.proximal.statistics.sketch import Sketch
+from proxreplay.proximal.statistics.statistic import Statistic
+
+EXACT_UP_TO = 128  # columns and outputs: below, eigenvectors cost next to nothing
+
+
+class KroneckerLPR(StepwiseRule):
+    """Preconditions gradients from both sides, by statistics of the training steps themselves.
+
+    The strength is relative: with ``f`` the mean eigenvalue of ``B (x) A`` over all parameters of
+    the layer (or of the model), ``omega = strength / f``. So the scale of the loss plays no part,
+    and as no eigenvalue of ``P`` is below 1, steps are never longer than those of plain SGD with
+    the same learning rate. As most of a gradient lies in directions that are shrunk, a larger one
+    is of use: the recipes take ten times that of SGD.
+
+    Layers whose outputs nobody knows the layout of (attention, recurrent layers, embeddings, those
+    of your own without `register_output`) are treated from the inputs' side, ``B = b I``;
+    `one_sided` names them.
+
+    Args:
+        model: any module, also compiled or wrapped for data parallelism.
+        strength: ``omega`` where the mean curvature is 1; 0 leaves every gradient as it is.
+        scope: "layer" for a mean curvature of each layer, "model" for one of all.
+        form: "inverses" by one damped inverse on each side, which shrinks more and was stable at
+            larger steps; "exact" by the eigenvectors of both; "auto" for exact up to 128 columns
+            and outputs.
+        fisher: whose gradients make ``B``: "loss" for the loss that was given (the labels' own,
+            for cross-entropy), which costs nothing; "sampled" for one label drawn from the model's
+            prediction for each example; "exact" for all labels, a backward pass each. The last two
+            take the model's output as logits ``[n, classes]``.
+        norms: "treat", or "plain" to leave scales and shifts to the plain gradient.
+        tolerance: as for `LPR`, on the inputs' side.
+        tau: absolute damping instead of a strength: ``(B (x) A + tau I)^-1``, as in OCAR. Steps are
+            then as long as ``lr / tau`` of plain ones.
+        tau_growth: what ``tau`` gains per step.
+        steps: how the training steps are looked at.
+        include: names (a module and everything in it) or types to treat; None for all.
+        exclude: names or types to leave alone.
+        max_dim: layers with more columns are sketched on the inputs' side.
+        seed: of the labels that are drawn.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> rule = KroneckerLPR(model).attach(optimizer)
+    >>> nn.functional.cross_entropy(model(torch.randn(10, 4)), torch.zeros(10).long()).backward()
+    >>> optimizer.step()
+    >>> [(layer.name, layer.d) for layer in rule.layers.values()]
+    [('0', 5), ('2', 9)]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        strength: float = KroneckerOptions.strength,
+        *,
+        scope: str = KroneckerOptions.scope,
+        form: str = KroneckerOptions.form,
+        fisher: str = KroneckerOptions.fisher,
+        norms: str = KroneckerOptions.norms,
+        tolerance: float = KroneckerOptions.tolerance,
+        tau: float | None = KroneckerOptions.tau,
+        tau_growth: float = KroneckerOptions.tau_growth,
+        steps: StepOptions = KRONECKER_STEPS,
+        include: Collection[Selector] | None = None,
+        exclude: Collection[Selector] = (),
+        max_dim: int = MAX_DIM,
+        seed: int = 0,
+    ) -> None:
+        KroneckerOptions(strength, scope, form, fisher, norms, tolerance, tau, tau_growth)
+        self.strength = strength
+        self.scope = scope
+        self.form = form
+        self.fisher = fisher
+        self.norms = norms
+        self.tolerance = tolerance
+        self.tau = tau
+        self.tau_growth = tau_growth
+        self.steps = steps
+        self.seed = seed
+        self._one_sided: dict[str, str] = {}
+        self._curvature = 1.0
+        super().__init__(
+            model,
+            steps=steps,
+            gradients=True,
+            fisher=fisher,
+            seed=seed,
+            include=include,
+            exclude=exclude,
+            max_dim=max_dim,
+            source=Source(max_dim, sketch=tolerance > 0),
+            leave=[plain_norm] if norms == "plain" else [],
+        )
+
+    @property
+    def one_sided(self) -> dict[str, str]:
+        """Layers that are treated from the inputs' side only, with the reason."""
+        return dict(self._one_sided)
+
+    def prepare(self, averages: Mapping[str, Aged]) -> None:
+        """The mean eigenvalue of ``B (x) A`` over all parameters that are treated two-sided."""
+        total, count = 0.0, 0
+        for average in averages.values():
+            one = average.mean
+            if isinstance(one, Statistic) and one.H is not None:
+                n = one.G.shape[0] * one.G.shape[1] * one.H.shape[1]
+                total += n * curvature(one) / average.weight**2
+                count += n
+        self._curvature = total / count if count else 1.0
+
+    def treat(self, site: Site, statistic: Statistic | Sketch) -> Treatment | str:
+        """``(I + omega B (x) A)^-1``, in the form that was asked for."""
+        omega, gain = self._damping(statistic)
+        if omega == 0:
+            return "nothing has passed a gradient to it yet."
+        n = statistic.samples
+        before = self._treatments.get(site.name)
+        last = None if before is None else before.factor
+        last = last.right if isinstance(last, SidesShrinkage) else last
+        H = statistic.H if isinstance(statistic, Statistic) else None
+        if H is None or (isinstance(statistic, Statistic) and statistic.picked is not None):
+            return self._from_one_side(site, statistic, omega, gain, last)
+        assert isinstance(statistic, Statistic)
+        self._one_sided.pop(site.name, None)
+        A, B = statistic.G.to(statistic.dtype) / n, H / n
+        factor: Shrinkage
+        if B.shape[1] == 1:
+            factor = _scaled(DenseShrinkage(dense_inverse_(A * B.to(A.dtype), omega)), gain)
+        elif self._exactly(A.shape[1], B.shape[1]):
+            factor = exact_shrinkage(A, B, omega, gain)
+        else:
+            pi = balance(A, B)
+            root = omega**0.5
+            right = self._right(site, statistic, root / pi / n, last)
+            if isinstance(right, str):
+                return right
+            factor = SidesShrinkage(left_shrinkage(B, root * pi, A.dtype), right, gain)
+        return Treatment(site, factor, statistic.positions, omega)
+
+    def _damping(self, statistic: Statistic | Sketch) -> tuple[float, float]:
+        """``omega``, and what everything is multiplied with."""
+        if self.tau is not None:
+            assert self._sums is not None
+            tau, weight = self.tau + self.tau_growth * self._sums.steps, self._sums.mean_weight
+            return weight / tau, 1 / tau
+        own = self._curvature
+        if self.scope == "layer" and isinstance(statistic, Statistic) and statistic.H is not None:
+            own = curvature(statistic)
+        return (self.strength / own if own > 0 else 0.0), 1.0
+
+    def _exactly(self, d: int, out: int) -> bool:
+        return self.form == "exact" or (self.form == "auto" and max(d, out) <= EXACT_UP_TO)
+
+    def _right(
+        self, site: Site, statistic: Statistic | Sketch, omega: float, last: Shrinkage | None
+    ) -> Shrinkage | str:
+        return shrinkage_of(
+            statistic,
+            omega,
+            tolerance=self.tolerance,
+            pace=self._pace,
+            out=site.out(unwrap(self.model), statistic.d),
+            before=last,
+        )
+
+    def _from_one_side(
+        self,
+        site: Site,
+        statistic: Statistic | Sketch,
+        omega: float,
+        gain: float,
+        last: Shrinkage | None,
+    ) -> Treatment | str:
+        """``B = b I``, with a ``b`` that makes the mean eigenvalue that of the model."""
+        why = "the layout of its outputs is not known"
+        b = self._curvature
+        if isinstance(statistic, Statistic):
+            a = mean_eigenvalue(statistic.G) / statistic.samples
+            b = self._curvature / a if a > 0 else 0.0
+            if statistic.picked is not None:
+                why = "an Embedding shares its weight"
+        else:
+            why = f"more than max_dim = {self.max_dim} columns"
+            a = float(statistic.B.square().sum()) / statistic.B.shape[2] / statistic.samples
+            b = self._curvature / a if a > 0 else 0.0
+        self._one_sided[site.name] = f"{why}; treated from the inputs' side."
+        made = self._right(site, statistic, omega * b / statistic.samples, last)
+        if isinstance(made, str):
+            return made
+        factor = made if gain == 1 else _scaled(made, gain)
+        return Treatment(site, factor, statistic.positions, omega)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the steps made: tensors, numbers and strings in nested dicts."""
+        own = {"pace": asdict(self._pace), "one_sided": dict(self._one_sided)}
+        return super().state_dict() | own
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` of the same rule on a model of the same shape gave."""
+        super().load_state_dict(state)
+        self._pace = Pace(**state["pace"])
+        self._one_sided = dict(state["one_sided"])
+
+
+def curvature(statistic: Statistic) -> float:
+    """The mean eigenvalue of ``B (x) A`` over all groups."""
+    assert statistic.H is not None
+    a = statistic.G.diagonal(dim1=1, dim2=2).mean(dim=1).double()
+    b = statistic.H.diagonal(dim1=1, dim2=2).mean(dim=1).double()
+    return float((a * b).mean()) / statistic.samples**2
+
+
+def _scaled(factor: Shrinkage, gain: float) -> Shrinkage:
+    """``gain Lambda``."""
+    if gain == 1:
+        return factor
+    if isinstance(factor, DenseShrinkage):
+        return DenseShrinkage(factor.Lambda * gain)
+    nothing = torch.zeros(factor.groups, 0, 0, dtype=factor.dtype, device=factor.device)
+    return SidesShrinkage(nothing, factor, gain)

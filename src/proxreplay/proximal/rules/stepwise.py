@@ -1,0 +1,307 @@
+"""Rules whose statistics come from refreshes, or from the training steps themselves."""
+
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from proxreplay.batch import Batch
+from proxreplay.errors import RefreshError
+from proxreplay.options import MAX_DIM, StepOptions
+from proxreplay.proximal.layers.capture import as_written
+from proxreplay.proximal.layers.selection import Selector
+from proxreplay.proximal.layers.sites import Site, unwrap
+from proxreplay.proximal.layers.steps import EVERYTHING, Part, StepWatch
+from proxreplay.proximal.rules.grams import GramRule
+from proxreplay.proximal.rules.layerwise import Reason, Treatment
+from proxreplay.proximal.rules.unscale import ScaleWitness
+from proxreplay.proximal.statistics.collect import Source
+from proxreplay.proximal.statistics.decay import Aged, aged
+from proxreplay.proximal.statistics.sketch import Sketch
+from proxreplay.proximal.statistics.statistic import Statistic
+from proxreplay.proximal.statistics.step import StepSums
+from proxreplay.proximal.statistics.summing import summed
+
+NOT_CALLED = "not called in any training step that was looked at."
+
+
+class StepwiseRule(GramRule):
+    """A `GramRule` that may do without `refresh`: it looks at training steps as they are made.
+
+    By hooks that are there inside of `watched`, or from `attach` to `detach`. Only forward passes
+    in training mode that a backward pass goes through count, each once.
+
+    Args:
+        model: as for `GramRule`, like all further arguments but the following.
+        steps: how the training steps are looked at; None for statistics from `refresh`.
+        gradients: whether the gradients at the layers' outputs are asked for.
+        fisher: of what they are gradients, see `StepWatch`.
+        seed: of the labels that are drawn.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        steps: StepOptions | None,
+        gradients: bool = False,
+        fisher: str = "loss",
+        seed: int = 0,
+        batch_size: int | None = None,
+        include: Collection[Selector] | None = None,
+        exclude: Collection[Selector] = (),
+        max_dim: int = MAX_DIM,
+        source: Source | None = None,
+        decay: float = 0.0,
+        leave: Sequence[Reason] = (),
+    ) -> None:
+        if steps is not None:
+            self._not_yet = "no training step yet."
+            leave = [*leave, _bare]
+        super().__init__(
+            model,
+            batch_size=batch_size,
+            include=include,
+            exclude=exclude,
+            max_dim=max_dim,
+            source=source,
+            decay=decay,
+            leave=leave,
+        )
+        self._gradients, self._fisher = gradients, fisher
+        self._labels = torch.Generator().manual_seed(seed)
+        self._sums: StepSums | None = None
+        if steps is not None:
+            own = fisher != "loss"
+            self._sums = StepSums(steps, max_dim, sketch=self._source.sketch, per_example=own)
+        self._watch: StepWatch | None = None
+        self._attached: StepWatch | None = None
+        self._witness: ScaleWitness | None = None
+        self._classes: set[int] = set()
+        self._warned_broken = False
+
+    @property
+    def needs_refresh(self) -> bool:
+        """Whether statistics come from refreshes."""
+        return self._sums is None
+
+    def attach(self, optimizer: Optimizer) -> Self:
+        """Act inside every ``optimizer.step()``, and look at training steps if that is asked for.
+
+        Args:
+            optimizer: as for `GradientRule.attach`.
+        """
+        super().attach(optimizer)
+        if self._sums is not None:
+            self._attached = self._watch = self._new_watch(EVERYTHING)
+            self._attached.install()
+            if self._gradients and self._fisher == "loss":
+                self._witness = ScaleWitness(unwrap(self.model), self._survey().sites)
+        return self
+
+    def detach(self) -> None:
+        """Undo `attach`; nothing happens if it was not attached."""
+        super().detach()
+        if self._attached is not None:
+            self._attached.remove()
+        if self._witness is not None:
+            self._witness.remove()
+        self._attached = self._watch = self._witness = None
+
+    @contextmanager
+    def watched(self, incoming: Batch | None = None, replay: Batch | None = None) -> Iterator[None]:
+        """Look at the forward and backward passes inside, which are those of one step.
+
+        Compiled parts run as they were written in the steps that are looked at.
+
+        Args:
+            incoming: the examples that pass first; None if nobody can tell them apart.
+            replay: those that pass after them.
+        """
+        if self._sums is None or not self._sums.looking:
+            yield
+            return
+        watch = self._attached or self._new_watch(EVERYTHING)
+        watch.parts = self._parts(incoming, replay)
+        self._watch = watch
+        if watch is not self._attached:
+            watch.install()
+        try:
+            with as_written():
+                yield
+        except BaseException:
+            self._sums.drop_window()
+            raise
+        finally:
+            if watch is not self._attached:
+                watch.remove()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Backward passes inside are not those of the step."""
+        if self._watch is None:
+            yield
+            return
+        before, self._watch.paused = self._watch.paused, True
+        try:
+            yield
+        finally:
+            self._watch.paused = before
+
+    def step_(self, only: Collection[int] | None = None) -> None:
+        """`precondition_` for a step that will be made, after taking in what was seen of it."""
+        if self._sums is not None:
+            self._take_in(self._sums)
+        super().step_(only)
+
+    def refresh(self, examples: Any, of: int | None = None, **how: Any) -> None:
+        """As `GramRule.refresh`; nothing where statistics come from training steps."""
+        if self._sums is None:
+            super().refresh(examples, of, **how)
+
+    def prepare(self, averages: Mapping[str, Aged]) -> None:
+        """See the averages of all sites before each is treated by itself; most rules do not."""
+        return None
+
+    def idle(self) -> str | None:
+        """Whether nothing is known yet."""
+        if self._sums is None:
+            return super().idle()
+        seen = self._treatments or (self._watch is not None and self._watch.examples)
+        return None if seen else "no forward pass in training mode was seen since attach()."
+
+    def _new_watch(self, parts: Sequence[Part]) -> StepWatch:
+        sums = self._sums
+        assert sums is not None
+        watch = StepWatch(
+            unwrap(self.model),
+            self._survey().sites,
+            sums.add,
+            gradients=self._gradients,
+            fisher=self._fisher,
+            labels=self._labels,
+            active=lambda: sums.looking,
+            instead=self._source.instead,
+            verifier=self._verifier,
+        )
+        watch.parts = parts
+        return watch
+
+    def _parts(self, incoming: Batch | None, replay: Batch | None) -> Sequence[Part]:
+        """The examples of a step that count alike, in the order in which they pass."""
+        assert self._sums is not None
+        own = self._sums.options
+        if incoming is None:
+            return EVERYTHING
+        first = Part("incoming", len(incoming), own.incoming)
+        weight = 1.0
+        if own.balance:
+            present = set(incoming.labels.tolist())
+            self._classes |= present
+            weight = max(1.0, len(self._classes) / len(present))
+        return (first, Part("replay", float("inf"), weight)) if replay is not None else (first,)
+
+    def _take_in(self, sums: StepSums) -> None:
+        """The end of a step: its sums join the window, and a full window makes new factors."""
+        watch, scale = self._watch, 1.0
+        if self._witness is not None:
+            scale = self._witness.scale()
+        sums.end_step(
+            {} if watch is None else watch.examples, () if watch is None else watch.parts, scale
+        )
+        if watch is not None:
+            watch.begin_step()
+        if watch is not self._attached:
+            self._watch = self._attached
+        if sums.in_window and sums.due:
+            self._rebuild_from(sums)
+
+    @torch.no_grad()
+    def _rebuild_from(self, sums: StepSums) -> None:
+        """New factors from the window; sites that were not called keep theirs."""
+        stays = sums.options.decay**sums.in_window
+        try:
+            statistics, left_out = summed(self.processes, sums.finish, self._device)
+        except RefreshError as error:
+            if not self._warned_broken:
+                self._warned_broken = True
+                warnings.warn(f"{type(self).__name__}: {error}", stacklevel=4)
+            return
+        survey = self._survey()
+        statistics = {name: statistics[name] for name in survey.sites if name in statistics}
+        untreated = survey.untreated | left_out | self._verifier.wrong
+        treatments = {n: t for n, t in self._treatments.items() if n in survey.sites}
+        history = {n: h for n, h in self._history.items() if n in survey.sites}
+        for name, newest in statistics.items():
+            history[name] = aged(history.get(name), newest, stays)
+
+        self.prepare(history)
+
+        def made(name: str) -> Treatment | str:
+            return self.treat(survey.sites[name], history[name].instead_of(statistics[name]))
+
+        for name, one in self._made_together(survey, statistics, made).items():
+            if isinstance(one, str):
+                untreated[name] = one
+                treatments.pop(name, None)
+            else:
+                treatments[name] = one
+        self._history = history
+        missing = survey.sites.keys() - treatments.keys() - untreated.keys()
+        self._put_in_force(treatments, untreated | dict.fromkeys(sorted(missing), NOT_CALLED))
+        self._pace.refreshed()
+
+    def __getstate__(self) -> dict[str, Any]:
+        nothing = dict.fromkeys(("_watch", "_attached", "_witness"))
+        labels = {"_labels": self._labels.get_state()}  # a generator cannot be copied
+        return super().__getstate__() | nothing | labels
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._labels = torch.Generator()
+        self._labels.set_state(state["_labels"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What refreshes or steps made: tensors, numbers and strings in nested dicts."""
+        if self._sums is None:
+            return super().state_dict()
+        steps = {"sums": self._sums.state(), "classes": sorted(self._classes)}
+        if self._fisher == "sampled":
+            steps["labels"] = self._labels.get_state()
+        return super().state_dict() | {"step": steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` of the same rule on a model of the same shape gave."""
+        super().load_state_dict(state)
+        if self._sums is not None and "step" in state:
+            device = next(unwrap(self.model).parameters()).device
+            sites = self._survey().sites
+            self._sums.load_state(_moved(state["step"]["sums"], device), sites)
+            self._classes = set(state["step"]["classes"])
+            if "labels" in state["step"]:
+                self._labels.set_state(state["step"]["labels"].cpu())
+            self._history = {
+                name: Aged(_statistic_on(one.mean, device), one.weight)
+                for name, one in self._history.items()
+            }
+
+
+def _bare(model: nn.Module, site: Site) -> str | None:
+    return "a parameter without a layer; only a refresh finds its rows." if site.bare else None
+
+
+def _statistic_on(one: Statistic | Sketch, device: torch.device) -> Statistic | Sketch:
+    return type(one).from_state(_moved(one.state(), device))
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """Nested dicts and lists with all tensors on a device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _moved(one, device) for key, one in value.items()}
+    return [_moved(one, device) for one in value] if isinstance(value, list) else value

@@ -1,0 +1,223 @@
+"""Statistics from training steps: sums over a window of steps, which then enter a moving average.
+
+A step's examples may come in parts ``p`` that count differently (`Part`): with weights ``w_p``,
+``n_p`` examples, rows ``z`` and gradients ``g`` at the outputs, ``N`` examples in the step and
+``T`` rows per example,
+
+    A = sum_p w_p sum z z' / sum_p w_p n_p,     B = N^2 sum_p w_p sum g g' / (T sum_p w_p n_p).
+
+For a loss that is a mean over examples, ``N g`` is the gradient of one example's own loss.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxreplay.errors import RefreshError
+from proxreplay.options import StepOptions
+from proxreplay.proximal.layers.capture import Call
+from proxreplay.proximal.layers.outputs import gradient_gram
+from proxreplay.proximal.layers.sites import Site
+from proxreplay.proximal.layers.steps import Part, StepCall
+from proxreplay.proximal.statistics.collect import GramCollector
+from proxreplay.proximal.statistics.sketch import Sketch
+from proxreplay.proximal.statistics.statistic import Statistic
+
+
+@dataclass
+class _Outputs:
+    """``sum g g'`` of one site and part in one step, and over how many rows."""
+
+    gram: Tensor
+    rows: int
+
+
+class StepSums:
+    """Adds up rows and output gradients over a window of steps.
+
+    This is where the sums of new steps come in: until `finish`, nothing has been averaged with
+    anything, so that sums of several processes may be added first.
+
+    Args:
+        options: how often to look.
+        max_dim: sites with more columns get a sketch, or none.
+        sketch: whether the rule can do something with a sketch.
+        per_example: whether gradients are those of one example's own loss already.
+    """
+
+    def __init__(
+        self, options: StepOptions, max_dim: int, *, sketch: bool, per_example: bool = False
+    ) -> None:
+        self.options = options
+        self.max_dim = max_dim
+        self.sketch = sketch
+        self.per_example = per_example
+        self.mean_weight = 1.0  # of the examples of the last window
+        self.steps = 0  # of all
+        self.looked = 0  # at so many of them
+        self._clear()
+        self._step_outputs: dict[tuple[str, str], _Outputs] = {}
+
+    def _clear(self) -> None:
+        self.in_window = 0
+        self._collectors: dict[str, GramCollector] = {}
+        self._examples: defaultdict[str, int] = defaultdict(int)
+        self._weighted: defaultdict[str, float] = defaultdict(float)
+        self._B: dict[str, tuple[Tensor, int]] = {}
+        self._blind: set[str] = set()
+        self._broken: str | None = None
+
+    @property
+    def looking(self) -> bool:
+        """Whether the step under way is one to look at."""
+        return self.steps % self.options.every == 0
+
+    @property
+    def due(self) -> bool:
+        """Whether the window is full; the first ones are short, so that a rule starts early."""
+        return self.in_window >= min(self.options.rebuild, max(1, self.looked - self.in_window))
+
+    def add(self, call: StepCall) -> None:
+        """Take a call of the step under way."""
+        if call.rows is not None:
+            if call.part not in self._collectors:
+                own = GramCollector(self.max_dim, sketch=self.sketch, wait=True)
+                self._collectors[call.part] = own
+            try:
+                self._collectors[call.part].add(Call(call.site, call.member, call.rows, 0))
+            except RefreshError as error:  # a training step must not fail for it
+                self._broken = str(error)
+        if call.gradient is None:
+            self._blind.add(call.site.name)
+            return
+        gram, rows = gradient_gram(call.gradient), call.gradient.shape[1]
+        rows = rows if call.rows is not None else 0  # counted before
+        key = (call.site.name, call.part)
+        before = self._step_outputs.get(key)
+        if before is not None:
+            gram, rows = gram + before.gram, rows + before.rows
+        self._step_outputs[key] = _Outputs(gram, rows)
+
+    def drop_window(self) -> None:
+        """Forget the window, because a step of it was not made."""
+        self._clear()
+        self._step_outputs = {}
+
+    def end_step(
+        self, examples: Mapping[str, int], parts: Sequence[Part], scale: float = 1.0
+    ) -> None:
+        """Take note of the end of a step.
+
+        Args:
+            examples: of the step, by part; none if it was not looked at.
+            parts: with their weights.
+            scale: what the loss was multiplied with, as mixed precision does it.
+        """
+        self.steps += 1
+        outputs, self._step_outputs = self._step_outputs, {}
+        if not examples:
+            return
+        self.looked += 1
+        self.in_window += 1
+        weights = {part.name: part.weight for part in parts}
+        for name, n in examples.items():
+            self._examples[name] += n
+            self._weighted[name] += n * weights[name]
+        self._add_outputs(outputs, examples, weights, scale)
+
+    def _add_outputs(
+        self,
+        outputs: Mapping[tuple[str, str], _Outputs],
+        examples: Mapping[str, int],
+        weights: Mapping[str, float],
+        scale: float,
+    ) -> None:
+        """``B`` of a step, unless a gradient is not finite."""
+        if not outputs:
+            return
+        N = 1 if self.per_example else sum(examples.values())
+        total = sum(n * weights[name] for name, n in examples.items())
+        traces = [one.gram.diagonal(dim1=1, dim2=2).sum() for one in outputs.values()]
+        if not math.isfinite(float(torch.stack([t.double().cpu() for t in traces]).sum())):
+            return
+        by_site: defaultdict[str, list[tuple[str, _Outputs]]] = defaultdict(list)
+        for (site, part), one in outputs.items():
+            by_site[site].append((part, one))
+        for site, found in by_site.items():
+            positions = sum(one.rows for _, one in found) / sum(examples[p] for p, _ in found)
+            factor = N**2 / (positions * total * scale**2)
+            B = sum((one.gram * (weights[p] * factor) for p, one in found[1:]),
+                    start=found[0][1].gram * (weights[found[0][0]] * factor))  # fmt: skip
+            before, steps = self._B.get(site, (None, 0))
+            self._B[site] = (B if before is None else _grown(before, B) + B, steps + 1)
+
+    def finish(self) -> tuple[dict[str, Statistic | Sketch], dict[str, str]]:
+        """The statistics of the window by site, and why a site has none; a new window begins.
+
+        Raises:
+            RefreshError: some rows are not finite; the window is let go.
+        """
+        broken, collectors, B = self._broken, self._collectors, self._B
+        examples, weighted, blind = self._examples, self._weighted, self._blind
+        self._clear()
+        if broken is not None:
+            raise RefreshError(broken)
+        parts = {name: one.finish(examples[name]) for name, one in collectors.items()}
+        n, total = sum(examples.values()), sum(weighted.values())
+        self.mean_weight = total / n
+        joined: dict[str, Statistic | Sketch] = {}
+        for name, statistics in parts.items():
+            share = weighted[name] / examples[name] * n / total
+            for site, one in statistics.items():
+                before: Any = joined.get(site)
+                if before is None and share == 1.0:
+                    joined[site] = one
+                elif before is None or one.fits(before):
+                    joined[site] = one.plus(share, before, 1.0)
+        skipped = {site: why for one in collectors.values() for site, why in one.skipped.items()}
+        for site, statistic in joined.items():
+            joined[site] = replace(statistic, samples=n)
+            if isinstance(statistic, Statistic) and site in B and site not in blind:
+                sums, steps = B[site]
+                joined[site] = replace(statistic, samples=n, H=sums * (n / steps))
+        return joined, skipped
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides what happens next, between two steps."""
+        return {
+            "steps": self.steps,
+            "looked": self.looked,
+            "in_window": self.in_window,
+            "mean_weight": self.mean_weight,
+            "collectors": {name: one.state() for name, one in self._collectors.items()},
+            "examples": dict(self._examples),
+            "weighted": dict(self._weighted),
+            "B": {name: list(two) for name, two in self._B.items()},
+            "blind": sorted(self._blind),
+            "broken": self._broken,
+        }
+
+    def load_state(self, state: Mapping[str, Any], sites: Mapping[str, Site]) -> None:
+        """Go on from what `state` gave."""
+        self._clear()
+        self._step_outputs = {}
+        self.steps, self.looked = state["steps"], state["looked"]
+        self.in_window, self.mean_weight = state["in_window"], state["mean_weight"]
+        for name, one in state["collectors"].items():
+            self._collectors[name] = GramCollector(self.max_dim, sketch=self.sketch, wait=True)
+            self._collectors[name].load_state(one, sites)
+        self._examples.update(state["examples"])
+        self._weighted.update(state["weighted"])
+        self._B = {name: (two[0], two[1]) for name, two in state["B"].items()}
+        self._blind, self._broken = set(state["blind"]), state["broken"]
+
+
+def _grown(B: Tensor, like: Tensor) -> Tensor:
+    """``B`` with zeros for outputs that are new."""
+    more = like.shape[1] - B.shape[1]
+    return torch.nn.functional.pad(B, (0, more, 0, more)) if more > 0 else B

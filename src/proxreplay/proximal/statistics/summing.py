@@ -1,0 +1,133 @@
+"""Statistics of several processes added up: those of all examples, in every process.
+
+With ``Z_r`` the rows that process ``r`` has seen, ``Z'Z = sum_r Z_r'Z_r``. Only the upper triangles
+are sent, in float64.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxreplay.distributed import Processes
+from proxreplay.errors import RefreshError
+from proxreplay.proximal.statistics.sketch import Sketch
+from proxreplay.proximal.statistics.statistic import Statistic
+
+Statistics = dict[str, Statistic | Sketch]
+Collected = tuple[Statistics, dict[str, str]]
+
+
+def summed(
+    processes: Processes, collect: Callable[[], Collected], device: torch.device
+) -> Collected:
+    """What all processes have collected, added up; a failure in one is a failure in all.
+
+    Args:
+        processes: that collect.
+        collect: gives the statistics of this process's examples by site, and why sites have none.
+        device: of sites that this process has not met.
+    """
+    if processes.alone:
+        return collect()
+    mine, left_out = processes.together("refresh", collect)
+    everyone = processes.tell(({name: _layout(one) for name, one in mine.items()}, left_out))
+    layouts: dict[str, list[Any]] = {}
+    for sites, _ in everyone:
+        for name, layout in sites.items():
+            layouts.setdefault(name, []).append(layout)
+    _check_alike(layouts)
+    samples = sum(_samples(everyone))
+    total: Statistics = {}
+    for name, (first, *others) in layouts.items():
+        rows = first["rows"] + sum(one["rows"] for one in others)
+        whole = mine.get(name) or _empty(first, device)
+        total[name] = replace(whole, rows=rows, samples=samples)
+    _add_up_(processes, total)
+    reasons = {name: why for _, said in everyone for name, why in said.items()}
+    return total, {name: why for name, why in reasons.items() if name not in total}
+
+
+def _samples(everyone: list[tuple[dict[str, Any], dict[str, str]]]) -> list[int]:
+    """The examples that each process has seen; its sites all know them."""
+    return [next((one["samples"] for one in sites.values()), 0) for sites, _ in everyone]
+
+
+def _add_up_(processes: Processes, total: Statistics) -> None:
+    """Put the sums over all processes in the place of the own ones."""
+    grams = {name: one for name, one in total.items() if isinstance(one, Statistic)}
+    packed = {name: pack(one.G) for name, one in grams.items()}
+    more = [two for one in grams.values() for two in (one.picked, one.H) if two is not None]
+    processes.sum_([*packed.values(), *more])
+    for name, one in grams.items():
+        one.G = unpack(packed.pop(name), one.G.shape[1])
+    for sketch in total.values():
+        if isinstance(sketch, Sketch):
+            _join_(processes, sketch)
+
+
+def _join_(processes: Processes, sketch: Sketch) -> None:
+    """One sketch of the rows of all; process 0 has the last word on rounding."""
+    lengths = processes.tell(sketch.B.shape[1])
+    rows = processes.gather([sketch.B.transpose(0, 1).contiguous()], lengths)[0]
+    dropped = sketch.dropped.clone()
+    processes.sum_([dropped])
+    sketch.B, sketch.dropped = sketch.B[:, :0], dropped
+    for part in rows.transpose(0, 1).split(lengths, dim=1):
+        sketch.add_(part)
+    sketch.B = sketch.B.contiguous()
+    processes.broadcast_([sketch.B, sketch.dropped], 0)
+
+
+def pack(G: Tensor) -> Tensor:
+    """The upper triangles of ``[groups, D, D]`` in float64, ``[groups, D (D + 1) / 2]``."""
+    i, j = torch.triu_indices(G.shape[1], G.shape[1], device=G.device)
+    packed = G[:, i, j]
+    return packed if G.device.type == "mps" else packed.double()
+
+
+def unpack(packed: Tensor, width: int) -> Tensor:
+    """The symmetric matrices of which `pack` gave the upper triangles."""
+    i, j = torch.triu_indices(width, width, device=packed.device)
+    G = packed.new_empty(len(packed), width, width)
+    G[:, i, j] = packed
+    G[:, j, i] = packed
+    return G
+
+
+def _layout(one: Statistic | Sketch) -> dict[str, Any]:
+    own = {"rows": one.rows, "samples": one.samples, "d": one.d}
+    if isinstance(one, Sketch):
+        like = {"shape": tuple(one.B.shape[::2]), "rank": one.rank, "dtype": one.B.dtype}
+        return {**own, **like, "kind": "sketch"}
+    picked = None if one.picked is None else tuple(one.picked.shape)
+    H = None if one.H is None else (tuple(one.H.shape), one.H.dtype)
+    like = {"shape": tuple(one.G.shape), "dtype": one.dtype, "picked": picked, "H": H}
+    return {**own, **like, "kind": "gram"}
+
+
+def _empty(layout: dict[str, Any], device: torch.device) -> Statistic | Sketch:
+    """The statistic of no rows, of a site that only other processes have met."""
+    shape, dtype = layout["shape"], layout["dtype"]
+    if layout["kind"] == "sketch":
+        B = torch.zeros(shape[0], 0, shape[1], dtype=dtype, device=device)
+        return Sketch(B, layout["rank"], B.new_zeros(shape[0]), layout["d"])
+    wide = torch.float32 if device.type == "mps" else torch.float64
+    G = torch.zeros(shape, dtype=wide, device=device)
+    picked = None if layout["picked"] is None else G.new_zeros(layout["picked"])
+    H = layout["H"]
+    outputs = None if H is None else torch.zeros(H[0], dtype=H[1], device=device)
+    return Statistic(G, layout["d"], 0, 0, dtype, picked, outputs)
+
+
+def _check_alike(layouts: dict[str, list[Any]]) -> None:
+    for name, found in layouts.items():
+        kinds = {repr({**one, "rows": 0, "samples": 0}) for one in found}
+        if len(kinds) > 1:
+            raise RefreshError(
+                f"refresh: '{name}' was called with rows of different shapes in different "
+                f"processes ({'; '.join(sorted(kinds))}); they do not add up. Leave it out with "
+                "exclude."
+            )

@@ -1,0 +1,268 @@
+"""The incoming part of gradients, a strength that sets itself, and how much of the rule acts."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from proxreplay import LPR, Batch, Learner, er, er_ace, lode
+from proxreplay.errors import InputError
+from proxreplay.models import mlp, small_cnn
+from proxreplay.proximal import RelativeStrength
+from proxreplay.proximal.rules.share import Share
+from proxreplay.proximal.statistics.sketch import Sketch
+from proxreplay.proximal.statistics.statistic import Statistic
+from proxreplay.serialization import load_state, save_state
+from tests.reference import assert_same_state
+
+IMAGES = {
+    "convolution": lambda: nn.Conv2d(2, 3, 3, padding=1),
+    "strided, grouped": lambda: nn.Conv2d(2, 4, 3, stride=2, groups=2),
+    "same, dilated": lambda: nn.Conv2d(2, 3, 3, padding="same", dilation=2),
+    "reflecting, no bias": lambda: nn.Conv2d(
+        2, 3, 3, padding=1, padding_mode="reflect", bias=False
+    ),
+    "group norm": lambda: nn.GroupNorm(1, 2),
+    "layer norm": lambda: nn.LayerNorm((6, 6)),
+    "layer norm, no bias": lambda: nn.LayerNorm((6, 6), bias=False),
+    "rms norm": lambda: nn.RMSNorm(6),
+    "linear on rows": lambda: nn.Linear(6, 2),
+    "frozen batch norm": lambda: nn.BatchNorm2d(2).eval(),
+}
+
+
+def net(layer):
+    torch.manual_seed(0)
+    model = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(7, bias=False), nn.Tanh())
+    model.append(nn.Linear(7, 3))
+    model(torch.randn(2, 2, 6, 6))
+    return model.double()
+
+
+def batch(n, seed):
+    rng = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(n, 2, 6, 6, generator=rng, dtype=torch.float64)
+    return Batch(inputs, torch.randint(0, 3, (n,), generator=rng))
+
+
+def gradients(model, loss):
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+
+@pytest.mark.parametrize("loss", [er, er_ace, lode], ids=["er", "er_ace", "lode"])
+@pytest.mark.parametrize("layer", IMAGES.values(), ids=IMAGES.keys())
+def test_only_what_incoming_examples_bring_is_shrunk(layer, loss):
+    model, incoming, replay = net(layer()), batch(4, 1), batch(5, 2)
+    lpr = LPR(model, tolerance=0.0)
+    lpr.refresh(batch(20, 3).inputs)
+    whole = gradients(model, loss(model, incoming, replay))
+    still = copy.deepcopy(model)
+    replayed = F.cross_entropy(still(replay.inputs), replay.labels) * (5 / 9 if loss is er else 0.5)
+    G_re = gradients(still, replayed)
+    model.zero_grad()
+    with lpr.watched(incoming, replay):
+        loss(model, incoming, replay).backward()
+    lpr.step_()
+    for name, site in ((n, t.site) for n, t in lpr._treatments.items()):
+        names = [column.name for column in site.columns]
+        parts = [column.part for column in site.columns]
+        Lambda, groups = lpr.shrinkage(name), lpr.shrinkage(name).groups
+        widths = site.widths(Lambda.width)
+
+        def read(of, names=names, parts=parts, groups=groups, widths=widths):
+            both = zip(names, parts, widths, strict=True)
+            return torch.cat([part.read(of[n], groups, w) for n, part, w in both], dim=2)
+
+        G_in, found = (
+            read(whole) - read(G_re),
+            read({n: p.grad for n, p in model.named_parameters()}),
+        )
+        s = lpr.share
+        expected = read(G_re) + s * (G_in @ Lambda.Lambda) + (1 - s) * G_in
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    assert 0 < lpr.share <= 1
+    assert {one.share for one in lpr.layers.values()} == {lpr.share}
+    assert f" {lpr.share:5.2f}" in repr(lpr.layers)
+    assert lpr.unsplit == []
+
+
+def test_batch_norm_in_training_is_split_where_incoming_examples_pass_alone():
+    model, incoming = net(nn.BatchNorm2d(2)), batch(4, 1)
+    lpr = LPR(model, include=["0"])
+    lpr.refresh(batch(20, 3).inputs)
+    new = gradients(model, 0.5 * er(model, incoming, None))  # all three are present: as in er_ace
+    assert set(incoming.labels.tolist()) == {0, 1, 2}
+    with lpr.watched(incoming, batch(5, 2)):
+        er_ace(model, incoming, batch(5, 2)).backward()
+    (brought,) = lpr._watched[0].brought["0"]
+    expected = torch.stack([new["0.weight"], new["0.bias"]], dim=1)
+    torch.testing.assert_close(brought.gradient()[:, 0], expected)
+
+
+def test_without_replay_or_outside_of_a_watched_step_the_whole_gradient_is_treated():
+    model = net(nn.Conv2d(2, 3, 3))
+    lpr, paper = LPR(model), LPR(model, gradient="all")
+    for rule in (lpr, paper):
+        rule.refresh(batch(20, 3).inputs)
+    found = []
+    for rule in (lpr, paper):
+        model.zero_grad()
+        with rule.watched(batch(4, 1), None):
+            F.cross_entropy(model(batch(4, 1).inputs), batch(4, 1).labels).backward()
+        rule.step_()
+        found.append([p.grad.clone() for p in model.parameters()])
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_frozen_or_unused_parameter_takes_no_part():
+    model = net(nn.Conv2d(2, 3, 3))
+    lpr = LPR(model, tolerance=0.0)
+    lpr.refresh(batch(20, 3).inputs)
+    with lpr.watched(batch(4, 1), batch(5, 2)):
+        er(model, batch(4, 1), batch(5, 2)).backward()
+    bias, before = model[0].bias, model[0].weight.grad.clone()
+    lpr.step_(only={id(p) for p in model.parameters() if p is not bias})
+    assert not torch.equal(model[0].weight.grad, before)
+    assert lpr._factor("0", (True, False), [model[0].weight.grad, None]).width == 18
+
+
+def test_a_failed_step_leaves_nothing_behind():
+    model = net(nn.Conv2d(2, 3, 3))
+    lpr = LPR(model)
+    lpr.refresh(batch(20, 3).inputs)
+
+    def step():
+        with lpr.watched(batch(4, 1), batch(5, 2)):
+            er(model, batch(4, 1), batch(5, 2)).backward()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        step()
+    assert lpr._watched == []
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@given(st.floats(1e-3, 1e3), st.floats(0.01, 10), st.integers(1, 4), st.integers(1, 6))
+@settings(max_examples=30, deadline=None)
+def test_a_relative_strength_has_no_unit(scale, level, groups, width):
+    Z = torch.randn(
+        groups, 9, width, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+    G = Z.mT @ Z
+    one, other = (Statistic(g, width, 9, 3, G.dtype) for g in (G, G * scale**2))
+    omega = RelativeStrength(level).of(one)
+    mean = float(torch.linalg.eigvalsh(omega * G).mean())
+    assert mean == pytest.approx(level)
+    assert RelativeStrength(level).of(other) * scale**2 == pytest.approx(omega)
+    sketch = Sketch(Z, 9, torch.zeros(groups), width, 9, 3)
+    assert RelativeStrength(level).of(sketch) == pytest.approx(omega)
+
+
+def test_rows_of_zeros_are_not_treated_and_do_no_harm():
+    assert RelativeStrength(1.0).of(Statistic(torch.zeros(1, 3, 3), 3, 4, 4, torch.float32)) == 0
+
+
+@given(st.lists(st.tuples(st.floats(1e-6, 1e3), st.floats(1e-6, 1e3)), min_size=1, max_size=9))
+@settings(max_examples=50, deadline=None)
+def test_the_share_is_from_0_to_1_the_same_for_both_and_has_no_unit(pulls):
+    share, swapped, scaled = Share(), Share(), Share()
+    for a, b in pulls:
+        share.note(a, b)
+        swapped.note(b, a)
+        scaled.note(8 * a, 8 * b)
+    assert 0 <= share.value <= 1
+    assert share.value == pytest.approx(swapped.value) == pytest.approx(scaled.value)
+    assert Share.from_state(share.state()) == share
+
+
+def test_the_share_falls_to_nothing_where_incoming_and_replayed_examples_pull_alike():
+    share = Share()
+    assert share.value == 1
+    share.note(1.0, 1.0)
+    assert share.value == 0
+    share.note(float("nan"), 1.0)
+    assert share.value == 0
+    for _ in range(200):
+        share.note(4.0, 1.0)
+    assert share.value == 1
+
+
+@pytest.mark.parametrize("loss", [er, lode], ids=["er", "lode"])
+def test_a_learner_goes_on_bit_by_bit(loss, tmp_path):
+    def made():
+        torch.manual_seed(0)
+        model = small_cnn(1, widths=(3, 4))
+        return Learner(model, rule=LPR(model), loss=loss, refresh_every=2, seed=1)
+
+    rng = torch.Generator().manual_seed(0)
+    images = torch.randn(8, 4, 1, 5, 5, generator=rng)
+    batches = [(images[i], torch.arange(4) % 2 + i // 4 * 2) for i in range(8)]
+    whole, first = made(), made()
+    for one in batches:
+        whole.learn(*one)
+    for one in batches[:5]:
+        first.learn(*one)
+    save_state(tmp_path / "learner.safetensors", first.state_dict())
+    again = made()
+    again.load_state_dict(load_state(tmp_path / "learner.safetensors"))
+    for one in batches[5:]:
+        again.learn(*one)
+    assert_same_state(again.state_dict(), whole.state_dict())
+    assert again.rule.share == whole.rule.share
+    first.save(tmp_path / "whole.safetensors")
+    loaded = Learner.load(tmp_path / "whole.safetensors", again.model)
+    assert loaded.rule.strength == RelativeStrength()
+    assert loaded.rule.gradient == "incoming"
+
+
+def test_the_whole_gradient_with_a_strength_of_its_own_is_saved_as_such(tmp_path):
+    model = mlp(2)
+    learner = Learner(model, rule=LPR(model, gradient="all", level=2.0))
+    learner.learn(torch.randn(4, 2), torch.arange(4) % 2)
+    learner.save(tmp_path / "learner.safetensors")
+    rule = Learner.load(tmp_path / "learner.safetensors").rule
+    assert (rule.gradient, rule.strength) == ("all", RelativeStrength(2.0))
+
+
+def test_what_makes_no_sense_is_refused():
+    with pytest.raises(InputError, match=r"lpr.gradient=replay; give one of"):
+        LPR(mlp(2), gradient="replay")
+    with pytest.raises(InputError, match="level=-1"):
+        LPR(mlp(2), level=-1.0)
+
+
+def test_where_batch_norm_sees_both_together_the_whole_gradient_is_treated():
+    model = net(nn.BatchNorm2d(2))
+    lpr, paper = LPR(model), LPR(model, gradient="all")
+    for rule in (lpr, paper):
+        rule.refresh(batch(20, 3).inputs)
+    found = {}
+    for rule, loss in ((lpr, er), (paper, er), (lpr, er_ace), (paper, er_ace)):
+        model.zero_grad()
+        with rule.watched(batch(4, 1), batch(5, 2)):
+            loss(model, batch(4, 1), batch(5, 2)).backward()
+        rule.step_()
+        found[rule, loss] = [p.grad.clone() for p in model.parameters()]
+    for a, b in zip(found[lpr, er], found[paper, er], strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(found[lpr, er_ace][0], found[paper, er_ace][0])
+
+
+def test_the_share_follows_the_losses_of_a_step():
+    model, incoming, replay = net(nn.Conv2d(2, 3, 3)), batch(4, 1), batch(5, 2)
+    lpr = LPR(model)
+    lpr.refresh(batch(20, 3).inputs)
+    for loss in (er, er_ace):
+        with lpr.watched(incoming, replay):
+            loss(model, incoming, replay).backward()
+        each = [F.cross_entropy(model(one.inputs), one.labels).item() for one in (incoming, replay)]
+        assert lpr._share.incoming == pytest.approx(each[0])
+        assert lpr._share.replayed == pytest.approx(each[1])
+    with lpr.watched(incoming, replay):  # no logits of classes: nothing is noted
+        model[:4](torch.cat([incoming.inputs, replay.inputs])).sum().backward()
