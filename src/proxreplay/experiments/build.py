@@ -10,6 +10,8 @@ from torch import nn
 from proxreplay.data import Dataset, Stream
 from proxreplay.data.scenarios import ShortLast
 from proxreplay.data.streams import Subset
+from proxreplay.data.tasks import mixed
+from proxreplay.distributed import current
 from proxreplay.errors import InputError
 from proxreplay.experiments.benchmarks import CUSTOM, Benchmark
 from proxreplay.experiments.config import RunConfig
@@ -20,9 +22,11 @@ from proxreplay.replay import (
     Distilled,
     Learner,
     Loss,
+    Memory,
     Observer,
     UnlimitedMemory,
 )
+from proxreplay.replay.floors import Floor, Statistic
 from proxreplay.seeding import seeded
 
 
@@ -31,13 +35,14 @@ def build_stream(config: RunConfig, benchmark: Benchmark, dataset: Dataset) -> S
     short_last = cast(ShortLast, config.stream.short_last)
     stream = benchmark.stream(dataset, config.seed, config.batch_size, short_last)
     first, limit = config.stream.first, config.stream.limit
-    if first is None and limit is None:
+    mix = find_method(config.method).iid
+    if first is None and limit is None and not mix:
         return stream
     tasks = [
         replace(task, train=Subset(task.train.source, task.train.rows[:limit]))
         for task in stream.tasks[:first]
     ]
-    return Stream(tasks, config.batch_size, short_last)
+    return Stream(mixed(tasks, config.seed) if mix else tasks, config.batch_size, short_last)
 
 
 def build_network(config: RunConfig, benchmark: Benchmark, dataset: Dataset) -> nn.Module:
@@ -74,14 +79,16 @@ def build_learner(
     dataset: Dataset,
     stream: Stream,
     observers: Sequence[Observer] = (),
-) -> Learner:
+) -> Learner | Floor:
     """Compose the parts that the configuration's method names."""
     method = find_method(config.method)
+    if method.floor is not None:
+        return _floor(config, benchmark, dataset, method.floor(config))
     steps = stream.trained_batches * config.steps_per_batch
     network = build_network(config, benchmark, dataset).to(_device(config.device))
     return Learner(
         network,
-        UnlimitedMemory() if config.capacity is None else ClassBalancedMemory(config.capacity),
+        _memory(config),
         method.rule(RuleInputs(network, config, steps)) if method.rule is not None else None,
         loss=_loss(config, method),
         averaging=config.averaging if method.averaged else None,
@@ -93,8 +100,36 @@ def build_learner(
         transform=benchmark.transform,
         compile=config.compile,
         observers=observers,
+        processes=current().holding(replicated=True),
         seed=config.seed,
     )
+
+
+def _floor(
+    config: RunConfig,
+    benchmark: Benchmark,
+    dataset: Dataset,
+    statistic: Statistic,
+) -> Floor:
+    if config.diagnostics.drift is not None:
+        raise InputError(
+            f"diagnostics.drift={config.diagnostics.drift}: {config.method} trains no network that "
+            "could drift; leave it out."
+        )
+    shape = tuple(dataset.train.inputs.shape[1:])
+    with seeded(config.seed, "model"):
+        return Floor(
+            statistic,
+            _memory(config),
+            shape,
+            benchmark.transform,
+            _device(config.device),
+            config.seed,
+        )
+
+
+def _memory(config: RunConfig) -> Memory:
+    return UnlimitedMemory() if config.capacity is None else ClassBalancedMemory(config.capacity)
 
 
 def _loss(config: RunConfig, method: Method) -> Loss:

@@ -24,11 +24,14 @@ from proxreplay.errors import DataError, InputError
 from proxreplay.options import (
     AveragingOptions,
     DistillationOptions,
+    FloorOptions,
+    KroneckerOptions,
     LearnerOptions,
     LossOptions,
     LPROptions,
     ProjectionOptions,
     RefreshOptions,
+    StepOptions,
     at_least,
     at_most,
     one_of,
@@ -36,6 +39,7 @@ from proxreplay.options import (
 
 MAX_THREADS = 1024
 MAX_FILE_BYTES = 2**20  # of a file of settings
+_SIGNED = "# sha256 of these settings: "
 
 
 @dataclass(frozen=True)
@@ -84,11 +88,13 @@ class DiagnosticsSettings:
         drift: representation drift of task 1 at every SGD step, as in paper or by the authors.
         gradients_every: SGD steps between gradient ratios.
         spectrum: of every layer's shrinkage, at the end.
+        prequential: predict every stream batch before it is learned.
     """
 
     drift: str | None = None
     gradients_every: int | None = None
     spectrum: bool = False
+    prequential: bool = False
 
     def __post_init__(self) -> None:
         one_of(("paper", "authors", None), **{"diagnostics.drift": self.drift})
@@ -136,8 +142,11 @@ class RunConfig:
     averaging: AveragingOptions = field(default_factory=AveragingOptions)
     distillation: DistillationOptions = field(default_factory=DistillationOptions)
     lpr: LPROptions = field(default_factory=LPROptions)
+    klpr: KroneckerOptions = field(default_factory=KroneckerOptions)
     refresh: RefreshOptions = field(default_factory=RefreshOptions)
+    step: StepOptions = field(default_factory=StepOptions)
     projection: ProjectionOptions = field(default_factory=ProjectionOptions)
+    floor: FloorOptions = field(default_factory=FloorOptions)
     diagnostics: DiagnosticsSettings = field(default_factory=DiagnosticsSettings)
 
     def __post_init__(self) -> None:
@@ -234,8 +243,24 @@ def parse_value(text: str) -> Any:
         raise InputError(f"{text!r} cannot be read as a YAML value: {error}") from error
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """The settings in a YAML file, as nested mappings."""
+def dump_settings(values: Mapping[str, Any]) -> str:
+    """Settings as YAML, below a comment with their checksum."""
+    text = yaml.safe_dump(values, sort_keys=False)
+    return f"{_SIGNED}{_checksum(yaml.safe_load(text))}\n{text}"
+
+
+def _checksum(values: Any) -> str:
+    """Of what settings say, not of how they are laid out."""
+    return hashlib.sha256(repr(values).encode()).hexdigest()
+
+
+def read_settings(path: Path, *, unchanged: bool = False) -> dict[str, Any]:
+    """The settings in a YAML file, as nested mappings.
+
+    Args:
+        path: the file.
+        unchanged: refuse settings that are not those of the checksum above them, if there is one.
+    """
     if path.exists() and not path.is_file():
         raise DataError(f"{path}: not a file; give a YAML file of settings.")
     try:
@@ -244,10 +269,18 @@ def read_settings(path: Path) -> dict[str, Any]:
         if len(text) > MAX_FILE_BYTES:
             raise DataError(f"{path}: more than {MAX_FILE_BYTES:,} characters; not settings.")
         values = yaml.load(text, _Loader)
+        signed = text.partition("\n")[0].strip()
+        changed = signed.startswith(_SIGNED) and signed != _SIGNED + _checksum(values)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise DataError(f"{path}: cannot be read as YAML: {error}") from error
     if not isinstance(values, dict):
         raise DataError(f"{path}: holds no configuration; give a mapping of keys to values.")
+    if unchanged and changed:
+        raise DataError(
+            f"{path}: its settings are not those that the run wrote, by the checksum in its first "
+            "line. Undo the change, or make a run of its own with --config; remove the first line "
+            "only if you know that the settings are right."
+        )
     return values
 
 

@@ -20,7 +20,13 @@ from proxreplay.experiments.benchmarks import (
     find_benchmark,
 )
 from proxreplay.experiments.config import RunConfig
-from proxreplay.experiments.recipes import AVERAGED_SUFFIX, LPR_PREFIX, Method, find_method
+from proxreplay.experiments.recipes import (
+    AVERAGED_SUFFIX,
+    KLPR_PREFIX,
+    LPR_PREFIX,
+    Method,
+    find_method,
+)
 from proxreplay.options import LearnerOptions
 
 
@@ -37,7 +43,8 @@ def configure(benchmark_name: str, method_name: str, *layers: Mapping[str, Any])
     config = RunConfig(benchmark_name, method.name).with_values(
         {"capacity": defaults.capacity, "steps_per_batch": defaults.steps_per_batch}
     )
-    config = config.with_values(_tuned(defaults.settings, method)).with_values(method.values)
+    config = config.with_values(_tuned(defaults.settings, method))
+    config = config.with_values({"lr": config.lr * method.longer, **method.values})
     if method.name.startswith(LPR_PREFIX):
         config = config.with_values({"refresh.samples": LearnerOptions.refresh_samples})
     for values in layers:
@@ -52,7 +59,9 @@ def configure(benchmark_name: str, method_name: str, *layers: Mapping[str, Any])
 
 def _tuned(settings: Mapping[str, MethodSettings], method: Method) -> dict[str, Any]:
     """A benchmark's settings for a method, as configuration values."""
-    base = method.name.removeprefix(LPR_PREFIX).removesuffix(AVERAGED_SUFFIX)
+    base = (
+        method.name.removeprefix(LPR_PREFIX).removeprefix(KLPR_PREFIX).removesuffix(AVERAGED_SUFFIX)
+    )
     chosen = next(settings[name] for name in (base, *method.tuned_like, "er") if name in settings)
     replay_weight, logit_weight = chosen.der_weights or (None, None)
     values = {
@@ -67,7 +76,11 @@ def _tuned(settings: Mapping[str, MethodSettings], method: Method) -> dict[str, 
     return {key: value for key, value in values.items() if value is not None}
 
 
-_OF_METHODS = ("loss.", "averaging.", "distillation.", "lpr.", "refresh.", "projection.")
+_OF_METHODS = (
+    *("loss.", "averaging.", "distillation.", "lpr.", "refresh.", "step.", "projection."),
+    *("klpr.", "floor."),
+)
+_OF_TRAINING = ("lr", "replay_batch", "steps_per_batch", "compile", "network")
 _OF_RULES = ("diagnostics.gradients_every", "diagnostics.spectrum")
 _OF_BLURRY = ("stream.disjoint", "stream.blur")
 
@@ -77,6 +90,8 @@ def has_effect(key: str, config: RunConfig) -> bool:
     method = find_method(config.method)
     if key.startswith(_OF_METHODS):
         return key in method.uses
+    if method.floor is not None and key in _OF_TRAINING:
+        return False
     if key in _OF_RULES:
         return method.rule is not None
     return key not in _OF_BLURRY or config.stream.scenario == "blurry"
@@ -133,9 +148,9 @@ def declared(config: RunConfig) -> Benchmark:
 
 def _scenario(config: RunConfig, own: Scenario | None) -> Scenario | None:
     """The scenario that the configuration asks for; the benchmark's own if it asks for none."""
-    chosen, method = config.stream, find_method(config.method)
+    chosen = config.stream
     tasks = chosen.tasks or getattr(own, "tasks", None)
-    name = "iid" if method.iid else chosen.scenario
+    name = chosen.scenario
     if name == "iid":
         return IID(tasks or 1)
     if name in ("class", "blurry"):

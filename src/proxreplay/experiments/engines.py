@@ -1,7 +1,7 @@
 """A study: many runs, in parallel processes, that go on when one of them fails.
 
 The seam for other engines is narrow: an `Engine` takes jobs and says what became of each; the run
-itself is in its folder. A cluster engine needs to do no more.
+itself is in its folder. `ray_engine.RayEngine` does no more.
 """
 
 import multiprocessing
@@ -71,6 +71,14 @@ def make_one(job: Job, stop: StopRequest, on_progress: Callable[[Progress], None
     except Exception as error:
         return Outcome(job, "failed", f"{type(error).__name__}: {error}")
     return Outcome(job, "complete")
+
+
+def lost(job: Job, problem: str) -> Outcome:
+    """The outcome of a job whose process is gone; its folder says so too."""
+    if (job.folder / "config.yaml").exists():
+        with suppress(ProxreplayError), owned(job.folder, job.config):
+            mark_failed(job.folder, problem)
+    return Outcome(job, "failed", problem)
 
 
 @dataclass(frozen=True)
@@ -181,11 +189,7 @@ class _Worker:
             return self.connection.recv()
         except (EOFError, ConnectionResetError):
             self.process.join()
-            problem = f"its process ended with exit code {self.process.exitcode}"
-            if (self.job.folder / "config.yaml").exists():
-                with suppress(ProxreplayError), owned(self.job.folder, self.job.config):
-                    mark_failed(self.job.folder, problem)
-            return Outcome(self.job, "failed", problem)
+            return lost(self.job, f"its process ended with exit code {self.process.exitcode}")
 
     def close(self) -> None:
         self.connection.close()

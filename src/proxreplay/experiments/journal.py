@@ -37,9 +37,13 @@ class Journal:
     def __enter__(self) -> Self:
         new = not self.path.exists()
         self._file = self.path.open("ab")
-        self._file.truncate(self._length)
-        if new:
-            sync_folder(self.path.parent)
+        try:
+            self._file.truncate(self._length)
+            if new:
+                sync_folder(self.path.parent)
+        except BaseException:
+            self._file.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -2,20 +2,23 @@
 
 import contextlib
 import logging
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
-
 from proxreplay.errors import InputError
-from proxreplay.experiments.config import RunConfig, differences
+from proxreplay.experiments.config import RunConfig, differences, dump_settings
 from proxreplay.experiments.results import read_config
 from proxreplay.files import make_folder, remove_leftovers, write_text
 from proxreplay.locking import locked
 
 log = logging.getLogger(__name__)
 
+_OURS = (
+    *("config.yaml", "environment.json", "records.jsonl", "timings.jsonl", "tracked.json"),
+    *("result.json", "failure.txt", "diverged.safetensors", "log.txt", "lock"),
+)
 _OLD_TEMPORARY = re.compile(r"(config\.yaml|(environment|result)\.json|failure\.txt)\.\d+\.tmp")
 
 
@@ -47,9 +50,9 @@ def owned(folder: Path, config: RunConfig) -> Iterator[None]:
                 "another --out, or remove the folder."
             )
         if differing or not known.exists():
-            for stale in ("environment.json", "failure.txt"):
+            for stale in ("environment.json", "failure.txt", "tracked.json"):
                 (folder / stale).unlink(missing_ok=True)
-            write_text(known, yaml.safe_dump(config.to_dict(), sort_keys=False))
+            write_text(known, dump_settings(config.to_dict()))
         yield
 
 
@@ -57,6 +60,9 @@ def refuse_foreign(folder: Path) -> None:
     """Refuse a path that is something else than a run folder, a new folder or an empty one."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is not a folder; choose another --out.")
+    for path in map(folder.joinpath, _OURS):
+        if os.path.lexists(path) and not (path.is_file() or path.is_dir()):  # a pipe would wait
+            raise InputError(f"{path} is no regular file; remove it, or choose another --out.")
     if not folder.exists() or (folder / "config.yaml").exists():
         return
     if not all(_may_be_new(path.name) for path in folder.iterdir()):

@@ -13,6 +13,7 @@ from proxreplay.experiments.configure import declared
 from proxreplay.experiments.run import evaluation_due, threads
 from proxreplay.proximal.rules.layerwise import LayerwiseRule
 from proxreplay.replay import Learner
+from proxreplay.replay.floors import Floor
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def plan(config: RunConfig, data_root: Path | None = None, batches: int = 12) ->
     )
 
 
-def _rule_bytes(learner: Learner) -> int:
+def _rule_bytes(learner: Learner | Floor) -> int:
     """What the factors of a layerwise rule take, once it has been refreshed."""
     if not isinstance(learner.rule, LayerwiseRule):
         return 0
@@ -132,7 +133,7 @@ def _held_out(stream: Stream, tasks: int) -> int:
     return sum(len(task.validation) for task in stream.tasks[:tasks])
 
 
-def _time_batches(learner: Learner, stream: Stream, batches: int) -> float:
+def _time_batches(learner: Learner | Floor, stream: Stream, batches: int) -> float:
     """Median seconds per batch, without refreshes."""
     times: list[float] = []
     while len(times) < batches and stream.position < len(stream):
@@ -143,9 +144,9 @@ def _time_batches(learner: Learner, stream: Stream, batches: int) -> float:
     return statistics.median(times)
 
 
-def _time_refresh(learner: Learner, examples: int) -> float:
+def _time_refresh(learner: Learner | Floor, examples: int) -> float:
     """Seconds per refresh over so many examples, extrapolated from two smaller ones."""
-    if learner.rule is None:
+    if isinstance(learner, Floor) or learner.rule is None:
         return 0.0
     seconds = []
     sizes = (len(learner.memory) // 2, len(learner.memory))
@@ -160,7 +161,7 @@ def _time_refresh(learner: Learner, examples: int) -> float:
     return seconds[1] + (examples - sizes[1]) * an_example
 
 
-def _time_evaluation(learner: Learner, stream: Stream) -> float:
+def _time_evaluation(learner: Learner | Floor, stream: Stream) -> float:
     """Seconds per image."""
     examples = stream.tasks[0].validation
     start = time.perf_counter()

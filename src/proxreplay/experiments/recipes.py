@@ -12,20 +12,30 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from proxreplay.errors import InputError
 from proxreplay.experiments.config import RunConfig
 from proxreplay.lazy import LazyModule
-from proxreplay.options import AveragingOptions, DistillationOptions, LPROptions
+from proxreplay.options import (
+    KRONECKER_STEPS,
+    AveragingOptions,
+    DistillationOptions,
+    KroneckerOptions,
+    LPROptions,
+    StepOptions,
+)
 
 if TYPE_CHECKING:
     from torch import nn
 
     from proxreplay import proximal
     from proxreplay.models import heads
-    from proxreplay.replay import losses
+    from proxreplay.replay import floors, losses
 else:
     proximal = LazyModule("proxreplay.proximal")
     heads = LazyModule("proxreplay.models.heads")
     losses = LazyModule("proxreplay.replay.losses")
+    floors = LazyModule("proxreplay.replay.floors")
 
 LPR_PREFIX = "lpr-"
+KLPR_PREFIX = "klpr-"
+LONGER = 10.0  # learning rates of SGD: most of a gradient is in directions that KLPR shrinks
 AVERAGED_SUFFIX = "-avg"
 
 
@@ -60,8 +70,10 @@ class Method:
         replay: whether it replays, so that LPR can be added to it.
         uses: the configuration keys that matter to it beyond the common ones.
         tuned_like: methods whose settings it takes on a benchmark that has none for it.
-        iid: whether it learns from all classes mixed, as the upper bound.
+        longer: the learning rate, in those of the replay method that a benchmark has.
+        iid: whether the stream is put in random order, for the upper bound.
         task_ends: whether its rule can be refreshed at task ends, from the task's examples.
+        floor: from the configuration to the statistic that predicts in place of a trained network.
     """
 
     name: str
@@ -75,12 +87,20 @@ class Method:
     replay: bool = True
     uses: tuple[str, ...] = ()
     tuned_like: tuple[str, ...] = ()
+    longer: float = 1.0
     iid: bool = False
     task_ends: bool = False
+    floor: "Callable[[RunConfig], floors.Statistic] | None" = None
 
 
 _REFRESH_KEYS = ("refresh.every", "refresh.samples")
-_LPR_KEYS = (*(f"lpr.{f.name}" for f in dataclasses.fields(LPROptions)), *_REFRESH_KEYS)
+_STEP_KEYS = tuple(f"step.{f.name}" for f in dataclasses.fields(StepOptions))
+_LPR_KEYS = (
+    *(f"lpr.{f.name}" for f in dataclasses.fields(LPROptions)),
+    *_REFRESH_KEYS,
+    *_STEP_KEYS,
+)
+_KLPR_KEYS = (*(f"klpr.{f.name}" for f in dataclasses.fields(KroneckerOptions)), *_STEP_KEYS)
 _AVERAGING_KEYS = tuple(f"averaging.{f.name}" for f in dataclasses.fields(AveragingOptions))
 _DISTILLATION_KEYS = tuple(
     f"distillation.{f.name}" for f in dataclasses.fields(DistillationOptions)
@@ -97,6 +117,9 @@ def _lpr(build: RuleInputs) -> "proximal.GradientRule":
         reference=cast(Literal["paper", "authors"], own.reference),
         tolerance=own.tolerance,
         rolling=own.rolling,
+        statistics=build.config.step if own.statistics == "step" else own.statistics,
+        level=own.level,
+        gradient=own.gradient,
     )
 
 
@@ -108,6 +131,66 @@ def _with_lpr(base: Method) -> Method:
         about=f"{base.label} with gradients preconditioned by LPR",
         rule=_lpr,
         uses=(*base.uses, *_LPR_KEYS),
+    )
+
+
+def _kronecker(build: RuleInputs) -> "proximal.GradientRule":
+    own = dataclasses.asdict(build.config.klpr)
+    return proximal.KroneckerLPR(
+        build.model, **own, steps=build.config.step, seed=build.config.seed
+    )
+
+
+def _with_klpr(base: Method) -> Method:
+    steps = dataclasses.asdict(KRONECKER_STEPS)
+    return dataclasses.replace(
+        base,
+        name=KLPR_PREFIX + base.name,
+        label=f"KLPR ({base.label})",
+        about=f"{base.label} with gradients preconditioned from both sides",
+        rule=_kronecker,
+        values={**base.values, **{f"step.{key}": value for key, value in steps.items()}},
+        longer=LONGER,
+        uses=(*base.uses, *_KLPR_KEYS),
+    )
+
+
+def _as_ocar(
+    base: Method, lr: float, beta: float, growth: float, values: Mapping[str, Any]
+) -> Method:
+    """OCAR with the settings that its authors chose on Split-CIFAR100 (docs/rules.md).
+
+    Args:
+        base: the replay method.
+        lr: from which tau starts.
+        beta: share of a new step in the moving average.
+        growth: of tau per step.
+        values: of the loss.
+    """
+    damping = {"tau": lr, "tau_growth": growth, "tolerance": 0.0, "form": "inverses"}
+    steps = {"every": 3, "rebuild": 1, "decay": 1 - beta, "incoming": 1.0, "balance": True}
+    return dataclasses.replace(
+        base,
+        name="ocar-" + base.name,
+        label=f"OCAR ({base.label})",
+        about=f"{base.label} in the metric of the predictions, as published",
+        rule=_kronecker,
+        values={
+            **{f"klpr.{key}": value for key, value in damping.items()},
+            **{"klpr.fisher": "exact", "klpr.norms": "plain", "lr": lr, **values},
+            **{f"step.{key}": value for key, value in steps.items()},
+        },
+        uses=(*base.uses, *_KLPR_KEYS),
+    )
+
+
+def _anytime(base: Method) -> Method:
+    """The headline recipe: the two-sided rule, and an average of the weights that predicts too."""
+    return dataclasses.replace(
+        _with_average(_with_klpr(base)),
+        name="anytime",
+        label="Anytime",
+        about="the recommended composition: KLPR (ER) averaged",
     )
 
 
@@ -177,6 +260,20 @@ def _norms_without_task_ends(config: RunConfig) -> Literal["plain", "treat"]:
             "plain or treat."
         )
     return cast(Literal["plain", "treat"], config.projection.norms)
+
+
+def _floor(
+    name: str,
+    label: str,
+    about: str,
+    statistic: "Callable[[RunConfig], floors.Statistic]",
+    uses: tuple[str, ...] = (),
+) -> Method:
+    """A classifier that learns no weights; a method that it beats has learned nothing of use."""
+    loss = lambda c: losses.Finetune()  # noqa: E731 (never called: there are no steps)
+    about = f"a floor, without training: {about}"
+    label = f"{label} (floor)"
+    return Method(name, label, about, loss, replay=False, uses=uses, floor=statistic)
 
 
 _BASE = [
@@ -291,16 +388,45 @@ _BASE = [
     ),
     Method(
         "iid",
-        "i.i.d.",
-        "the upper bound: ER on a stream in which all classes are mixed",
+        "i.i.d. (ceiling)",
+        "the upper bound: ER on the same stream in random order, with as many steps",
         lambda c: losses.Er(),
         replay=False,
         iid=True,
     ),
+    _floor(
+        "majority",
+        "Majority",
+        "always the most frequent class so far",
+        lambda c: floors.ClassCounts(),
+    ),
+    _floor(
+        "ncm",
+        "NCM",
+        "the nearest mean of each class's remembered inputs",
+        lambda c: floors.ClassMeans(),
+    ),
+    _floor(
+        "slda",
+        "Streaming LDA",
+        "class means and a shared covariance of random convolutional features",
+        lambda c: floors.SharedCovariance(c.floor),
+        ("floor.filters", "floor.shrinkage"),
+    ),
 ]
 
-_PLAIN = [m for base in _BASE for m in ([base, _with_lpr(base)] if base.replay else [base])]
-_AVERAGED = [_with_average(method) for method in _PLAIN if not method.averaged]
+_PLAIN = [
+    method
+    for base in _BASE
+    for method in ([base, _with_lpr(base), _with_klpr(base)] if base.replay else [base])
+]
+_OF_NAME = {base.name: base for base in _BASE}
+_PLAIN += [
+    _as_ocar(_OF_NAME["er"], 7.0e-4, 0.139, 3.7e-8, {}),
+    _as_ocar(_OF_NAME["er-ace"], 4.3e-4, 0.0567, 5.7e-10, {"loss.alpha": 0.591}),
+    _anytime(_OF_NAME["er"]),
+]
+_AVERAGED = [_with_average(method) for method in _PLAIN if not (method.averaged or method.floor)]
 METHODS: Mapping[str, Method] = {method.name: method for method in (*_PLAIN, *_AVERAGED)}
 
 

@@ -158,6 +158,13 @@ def recorded(records: Sequence[Record]) -> Recorded:
         _series(
             kinds.get("gradient", []), lambda r: {k: r.get(k) for k in ("new", "replay", "all")}
         ),
+        _series(
+            kinds.get("prequential", []),
+            lambda r: {**{k: r[k] for k in ("accuracy", "fading", "kappa")}, **r["regret"]},
+        ),
+        share=_series(
+            [r for r in kinds.get("refresh", []) if "share" in r], lambda r: {"share": r["share"]}
+        ),
     )
 
 
@@ -262,7 +269,7 @@ class StoredRun:
             problem=self.problem or problem,
             recorded=None if found is None else replace(found, seconds=seconds),
             untreated=dict(untreated[-1]) if untreated else {},
-            environment=_read_json(self.folder / "environment.json", missing={}),
+            environment=read_json(self.folder / "environment.json", missing={}),
         )
 
     def _seconds(self) -> tuple[Series | None, str | None]:
@@ -283,7 +290,7 @@ def read_run(folder: Path) -> StoredRun:
         config = read_config(folder / name)
         name = "result.json"
         if (folder / name).exists():
-            result = Result.from_json(_read_json(folder / name))
+            result = Result.from_json(read_json(folder / name))
             return StoredRun(folder, "complete", config=config, result=result)
         name = "failure.txt"
         if (folder / name).exists():
@@ -327,7 +334,7 @@ def fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
 def read_config(path: Path) -> RunConfig:
     """The configuration in a YAML file."""
     _check_file(path)
-    config = RunConfig("", "").with_values(_averaging_named(read_settings(path)))
+    config = RunConfig("", "").with_values(_averaging_named(read_settings(path, unchanged=True)))
     json.dumps(config.to_dict())  # a number of thousands of digits can be read but not printed
     return config
 
@@ -357,7 +364,7 @@ def _read(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _read_json(path: Path, missing: Record | None = None) -> Record:
+def read_json(path: Path, missing: Record | None = None) -> Record:
     """A mapping in a JSON file."""
     if missing is not None and not path.exists():
         return missing

@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import math
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import torch
 
 from proxreplay.batch import Batch
 from proxreplay.data import Stream, Subset
+from proxreplay.distributed import Processes, compare, current
 from proxreplay.errors import (
     CheckpointError,
     DataError,
@@ -36,6 +38,7 @@ from proxreplay.experiments.configure import declared
 from proxreplay.experiments.diagnose import Diagnostics
 from proxreplay.experiments.environment import describe_environment
 from proxreplay.experiments.interrupt import StopRequest
+from proxreplay.experiments.joint import NoJournal, check_same_start, evaluated_together
 from proxreplay.experiments.journal import Journal
 from proxreplay.experiments.ownership import mark_failed, owned, refuse_foreign
 from proxreplay.experiments.results import (
@@ -47,10 +50,11 @@ from proxreplay.experiments.results import (
     summarise,
     write_result,
 )
-from proxreplay.experiments.trackers import TRACKERS, Tracker, check_trackers
+from proxreplay.experiments.trackers import Tracking, check_trackers, hand_over
 from proxreplay.files import write_text
 from proxreplay.options import PREDICTORS
 from proxreplay.replay import Learner
+from proxreplay.replay.floors import Floor
 from proxreplay.seeding import generator
 
 log = logging.getLogger(__name__)
@@ -118,27 +122,42 @@ def run(
         options: how to run it.
         stop: looked at after every batch; if set, the state is saved and `Interrupted` raised.
         on_progress: called after every stream batch.
+
+    Where a process group of torch is up, all of its processes have to call this; they make the run
+    together, and process 0 writes.
     """
     stop, options = StopRequest() if stop is None else stop, options or RunOptions()
+    processes = current().holding(replicated=True)
     with _storage_trouble(folder), threads(config.threads), ExitStack() as held:
-        known = (folder / "config.yaml").exists()
-        if known:
-            held.enter_context(owned(folder, config))
-            stored = read_run(folder)
-            if stored.status == "broken":
-                raise DataError(
-                    f"{folder}: its result cannot be read ({stored.problem}). Remove that file to "
-                    "make the run again."
-                )
-            if stored.result is not None:
-                remove_checkpoints(folder / "checkpoint")
-                return stored.result
-        refuse_foreign(folder)
-        made = _Run(config, folder, options)  # may fail; until then nothing is written
-        if not known:
-            held.enter_context(owned(folder, config))
-        held.enter_context(_logging_to(folder / "log.txt"))
-        (folder / "failure.txt").unlink(missing_ok=True)
+        check_same_start(processes, config)
+
+        def known() -> bool:
+            return (folder / "config.yaml").exists()
+
+        def open_folder() -> Result | None:
+            if known():
+                held.enter_context(owned(folder, config))
+                if (done := _finished(config, folder, options)) is not None:
+                    return done
+            refuse_foreign(folder)
+            return None
+
+        def take_folder() -> None:
+            if not known():
+                held.enter_context(owned(folder, config))
+            held.enter_context(_logging_to(folder / "log.txt"))
+            (folder / "failure.txt").unlink(missing_ok=True)
+
+        def first(act: Callable[[], Any]) -> Any:
+            return processes.together(f"{folder}", act if processes.writes else lambda: None)
+
+        done: Result | None = processes.from_first(first(open_folder))
+        if done is not None:
+            return done
+        # it may fail; until then nothing is written
+        made = processes.together("getting ready", lambda: _Run(config, folder, options, processes))
+        compare(processes, "the stream", {"batches": len(made.stream)})
+        first(take_folder)
         try:
             return made.finish(stop, on_progress)
         except (Interrupted, OSError):  # resumable as it is
@@ -149,51 +168,78 @@ def run(
             problem = (
                 f"{error} After {made.stream.position} stream batches; the learner is in {good}"
             )
-            mark_failed(folder, problem)
+            _mark_failed(processes, folder, problem)
             raise DivergenceError(problem) from error
         except ProxreplayError as error:
-            mark_failed(folder, str(error))
+            _mark_failed(processes, folder, str(error))
             raise
         except Exception:
-            mark_failed(folder, traceback.format_exc())
+            _mark_failed(processes, folder, traceback.format_exc())
             raise
+
+
+def _mark_failed(processes: Processes, folder: Path, problem: str) -> None:
+    if processes.writes:
+        mark_failed(folder, problem)
+
+
+def _finished(config: RunConfig, folder: Path, options: RunOptions) -> Result | None:
+    """The result of a run that is complete; None for one that is not."""
+    stored = read_run(folder)
+    if stored.status == "broken":
+        raise DataError(
+            f"{folder}: its result cannot be read ({stored.problem}). Remove that file to make the "
+            "run again."
+        )
+    if stored.result is not None:
+        remove_checkpoints(folder / "checkpoint")
+        hand_over(config, folder, options.track, stored.result)
+    return stored.result
 
 
 class _Run:
     """The state of a run in progress."""
 
-    def __init__(self, config: RunConfig, folder: Path, options: RunOptions) -> None:
+    def __init__(
+        self, config: RunConfig, folder: Path, options: RunOptions, processes: Processes
+    ) -> None:
         benchmark = declared(config)
         dataset = benchmark.load(options.data_root)
         self.config = config
         self.folder = folder
         self.options = options
+        self.processes = processes
         self.stream = build_stream(config, benchmark, dataset)
         self.diagnostics = Diagnostics(config.diagnostics, self.stream)
         self.learner = build_learner(config, benchmark, dataset, self.stream, [self.diagnostics])
         self.seconds = dict.fromkeys(("learning", "evaluating", "saving"), 0.0)
         self.accuracy: float | None = None
         self.untreated: dict[str, str] | None = None
-        self.records = Journal(folder / "records.jsonl")
+        writes = processes.writes
+        self.records = Journal(folder / "records.jsonl") if writes else NoJournal()
         self.digest = dataset.digest
-        self.trackers: list[Tracker] = []
+        self.tracking: Tracking | None = None
 
     def finish(self, stop: StopRequest, on_progress: Callable[[Progress], None]) -> Result:
         """Go through the rest of the stream and write the result."""
-        if not (self.folder / "environment.json").exists():
+        if self.processes.writes and not (self.folder / "environment.json").exists():
             environment = describe_environment(self.digest())
             write_text(self.folder / "environment.json", json.dumps(environment, indent=2) + "\n")
         self._restore()
-        with self.records, self._tracked():
+        with self.records, self._tracked() as self.tracking:
             for batch in self.stream:
+                self.diagnostics.before_batch(self.learner, batch)
                 self._learn(batch)
                 due = evaluation_due(self.stream, self.stream.position - 1, self.config.eval_every)
                 if due:
                     self._evaluate(batch)
-                for record in self.diagnostics.after_batch(_moment(batch), evaluated=due):
+                for record in self.diagnostics.after_batch(
+                    _moment(batch), batch.labels, evaluated=due
+                ):
                     self._record(record)
                 on_progress(self._progress(batch))
-                if stop:
+                if self.processes.any(stop):
+                    stop.signal = stop.signal or signal.SIGTERM  # it may have reached others only
                     self._save()
                     raise Interrupted(
                         f"stopped after {self.stream.position} of {len(self.stream)} stream "
@@ -207,6 +253,14 @@ class _Run:
                 self._record(record)
             self._record_timings()
             written = self.records.secure()
+            self.tracking.complete(written["sha256"])
+        if self.processes.writes:
+            return self.processes.from_first(self._result(written))
+        done: Any = self.processes.from_first(None)
+        return done  # type: ignore[no-any-return]
+
+    def _result(self, written: dict[str, Any]) -> Result:
+        """Write the result; nothing else is needed any more."""
         self.records.check(written)
         result = summarise(read_lines(self.records.path), self.config.eval_every)
         result = replace(result, records_sha256=written["sha256"])
@@ -215,22 +269,15 @@ class _Run:
         log.info("complete: %s", result)
         return result
 
-    @contextmanager
-    def _tracked(self) -> Iterator[None]:
-        """Trackers start anew and are handed what earlier attempts recorded, tracked or not."""
-        with ExitStack() as closing:
-            for name in self.options.track:
-                self.trackers.append(TRACKERS[name](self.config, self.folder))
-                closing.callback(self.trackers[-1].close)
-            for record in read_lines(self.records.path) if self.trackers else []:
-                for tracker in self.trackers:
-                    tracker.write(record)
-            yield
+    def _tracked(self) -> Tracking:
+        names = self.options.track if self.processes.writes else ()
+        earlier = self.records.path
+        return Tracking(names, self.config, self.folder, read_lines(earlier) if names else ())
 
     def _learn(self, batch: Batch) -> None:
         with self._clock("learning"):
             learned = self.learner.learn(batch)
-        if batch.train:
+        if batch.train and not math.isnan(learned.loss):  # a floor has none
             self._record({"kind": "train", **_moment(batch), "loss": learned.loss})
         if learned.refreshed is not None:
             self._record_refresh(batch, learned.refreshed)
@@ -246,11 +293,14 @@ class _Run:
             rng = generator(self.config.seed, f"task-end/{t}")
             drawn = torch.randperm(len(task), generator=rng)[: self.config.refresh.samples]
             chosen = task.source[task.rows[drawn]].inputs
+            assert isinstance(self.learner, Learner)  # a floor has no rule
             self.learner.refresh(chosen)
         self._record_refresh(batch, len(chosen))
 
     def _record_refresh(self, batch: Batch, examples: int) -> None:
-        self._record({"kind": "refresh", **_moment(batch), "examples": examples})
+        share = getattr(self.learner.rule, "share", None)
+        known = {} if share is None else {"share": share}
+        self._record({"kind": "refresh", **_moment(batch), "examples": examples, **known})
         untreated = getattr(self.learner.rule, "untreated", None)
         if untreated and untreated != self.untreated:
             self.untreated = dict(untreated)
@@ -271,7 +321,12 @@ class _Run:
         """Record accuracy and loss per task; with an average, of every predictor there is."""
         chosen, *others = names = _predictors(self.learner)
         with self._clock("evaluating"):
-            found = evaluate_each(lambda x: self.learner.logits_of_each(x, names), tasks)
+            found = evaluate_each(
+                lambda x: evaluated_together(
+                    self.processes, lambda own: self.learner.logits_of_each(own, names), x
+                ),
+                tasks,
+            )
         if not all(map(math.isfinite, found[chosen].loss)):
             raise DivergenceError(f"the {split} loss is not finite: {found[chosen].loss}.")
         event = {"kind": "evaluation", "split": split, **moment}
@@ -282,8 +337,8 @@ class _Run:
 
     def _record(self, record: Record) -> None:
         self.records.write(record)
-        for tracker in self.trackers:
-            tracker.write(record)
+        if self.tracking is not None:
+            self.tracking.write(record)
 
     def _progress(self, batch: Batch) -> Progress:
         assert batch.task is not None
@@ -301,11 +356,14 @@ class _Run:
                 "diagnostics": self.diagnostics.state_dict(),
             }
             parts = {"run": state, **self.learner.state_dict()}
-            save_checkpoint(self.folder / "checkpoint", self.stream.position, parts)
+            if self.processes.writes:
+                save_checkpoint(self.folder / "checkpoint", self.stream.position, parts)
         self._record_timings()
 
     def _record_timings(self) -> None:
         """Append the seconds spent so far; a run never stops because that fails."""
+        if not self.processes.writes:
+            return
         line = json.dumps({"position": self.stream.position, **self.seconds})
         try:
             with (self.folder / "timings.jsonl").open("a", encoding="utf-8") as file:
@@ -315,7 +373,8 @@ class _Run:
 
     def _restore(self) -> None:
         """Go back to the newest checkpoint; what was recorded after it is made again."""
-        parts = load_checkpoint(self.folder / "checkpoint", self._check_fits)
+        parts = self.processes.together("resuming", self._newest)
+        parts = self.processes.from_first(parts)
         state: dict[str, Any] = {"records": 0, "accuracy": None, "untreated": None}
         if parts is not None:
             state = parts.pop("run")
@@ -329,6 +388,12 @@ class _Run:
         with suppress(DataError, OSError):  # a run never stops because of its timings
             spent = (read_timings(self.folder / "timings.jsonl") or [{}])[-1]
             self.seconds |= {k: spent[k] for k in self.seconds if isinstance(spent.get(k), float)}
+
+    def _newest(self) -> dict[str, Any] | None:
+        """The newest checkpoint; process 0 reads it for all."""
+        if not self.processes.writes:
+            return None
+        return load_checkpoint(self.folder / "checkpoint", self._check_fits)
 
     def _check_fits(self, parts: dict[str, Any]) -> None:
         """Raise a CheckpointError unless a checkpoint is of this run and its records are there."""
@@ -347,7 +412,7 @@ class _Run:
         self.seconds[name] += time.perf_counter() - start
 
 
-def _predictors(learner: Learner) -> list[str]:
+def _predictors(learner: Learner | Floor) -> list[str]:
     """What is recorded of a learner: what it predicts with first, then the other predictors.
 
     Of the paper's EMA only the two networks, as ever.

@@ -1,0 +1,254 @@
+"""A learner of several processes against one process that is given the same joint batches."""
+
+import math
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from proxreplay import LPR, ClassBalancedMemory, Learner, er
+from proxreplay.distributed import ALONE, Processes, compare
+from proxreplay.models.heads import GrowingHead
+from proxreplay.proximal import AGEM
+from proxreplay.replay import Derpp, Distilled, derpp_snapshot, er_ace, finetune, lode
+from proxreplay.replay.together import held
+from proxreplay.serialization import load_state
+from tests.distributed.pool import Pool, problem_of
+
+SLOW = os.environ.get("PROXREPLAY_SLOW") == "1"  # all methods, with all batches
+BATCHES, N = 100, 9
+METHODS: dict[str, Callable[[nn.Module], dict[str, Any]]] = {
+    "er": lambda model: {"loss": er},
+    "lpr-er": lambda model: {"loss": er, "rule": LPR(model, 1.0)},
+    "lpr-der": lambda model: {"loss": derpp_snapshot, "rule": LPR(model, 1.0, rolling=0.5)},
+    "agem": lambda model: {"loss": finetune, "rule": AGEM(model, samples=11)},
+    "er-ace": lambda model: {"loss": er_ace, "rule": AGEM.joint(model)},
+    "derpp": lambda model: {"loss": Derpp()},
+    "taught": lambda model: {"loss": Distilled(lode, on="all"), "rule": LPR(model, 1.0)},
+}
+REQUIRED = ("er", "lpr-er", "lpr-der", "agem")  # PROXREPLAY_SLOW=1: 100 batches, 4 processes too
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(64, 12), nn.Tanh(), GrowingHead(12)),
+    ).double()
+
+
+def stream(batches: int = BATCHES) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Classes that come one after the other; a batch need not divide by the processes."""
+    rng = torch.Generator().manual_seed(3)
+    centres = torch.randn(5, 1, 4, 4, generator=rng).double()
+    found = []
+    for i in range(batches):
+        labels = torch.randint(0, 1 + min(4, i // 20), (N,), generator=rng)
+        noise = torch.randn(N, 1, 4, 4, generator=rng).double()
+        found.append((centres[labels] + 0.5 * noise, labels))
+    return found
+
+
+def make(method: str, processes: Processes, **options: Any) -> Learner:
+    model = network()
+    given = {
+        "lr": 0.05,
+        "steps_per_batch": 2 if SLOW else 1,
+        "replay_batch": 7,
+        "refresh_every": 10,
+        "refresh_samples": 30,
+    }
+    parts = METHODS[method](model)
+    memory = ClassBalancedMemory(40)
+    return Learner(model, memory, processes=processes, **parts | given | options)
+
+
+def weights(learner: Learner) -> torch.Tensor:
+    parts = [p.detach().reshape(-1) for p in learner.model.parameters()]
+    assert learner.averaging is not None
+    return torch.cat([*parts, *(p.reshape(-1) for p in learner.averaging.model.parameters())])
+
+
+def learn_together(method: str, batches: int) -> torch.Tensor:
+    """The weights after the stream, once all processes have proved to hold the same bytes."""
+    processes = Processes.up(replicated=True, check_every=10)
+    learner = make(method, processes)
+    for x, y in stream(batches):
+        assert math.isfinite(learner.learn(x, y).loss)
+    compare(processes, method, held(learner))
+    return weights(learner)
+
+
+def learn_alone(method: str, batches: int = BATCHES) -> torch.Tensor:
+    torch.set_num_threads(1)
+    learner = make(method, ALONE)
+    for x, y in stream(batches):
+        learner.learn(x, y)
+    return weights(learner)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_processes_learn_what_one_learns(two: Pool, method: str) -> None:
+    batches = BATCHES if method == "lpr-der" or SLOW else 20
+    one = learn_alone(method, batches)
+    for found in two.run(learn_together, method, batches):
+        assert float((found - one).abs().max()) < 1e-10
+
+
+@pytest.mark.parametrize("method", REQUIRED if SLOW else ["lpr-er"])
+def test_four_processes_learn_what_one_learns(four: Pool, method: str) -> None:
+    batches = BATCHES if SLOW else 20
+    one = learn_alone(method, batches)
+    for found in four.run(learn_together, method, batches):
+        assert float((found - one).abs().max()) < 1e-10
+
+
+def learn_shares(names: bool) -> tuple[torch.Tensor, list[Any], tuple[int, ...]]:
+    processes = Processes.up()
+    learner = make("lpr-er", None)  # finds the group by itself
+    own = processes.share(N)
+    for x, y in stream(30):
+        labels = np.array([f"class {int(label)}" for label in y]) if names else y
+        learned = learner.learn(x[own].numpy() if names else x[own], labels[own])
+    compare(processes, "shares", held(learner))
+    assert "2 processes" in repr(learner)
+    return weights(learner), learner.labels, learned.ids
+
+
+@pytest.mark.parametrize("names", [False, True], ids=["integers", "names"])
+def test_shares_of_the_stream_are_joined(two: Pool, names: bool) -> None:
+    one = make("lpr-er", ALONE)
+    order = [i for rank in range(2) for i in range(N)[rank::2]]  # one share after the other
+    for x, y in stream(30):
+        x, y = x[order], y[order]
+        one.learn(x, [f"class {int(label)}" for label in y] if names else y)
+    (first, labels, ids), (second, _, more) = two.run(learn_shares, names)
+    assert labels == one.labels
+    assert float((first - weights(one)).abs().max()) < 1e-10
+    assert torch.equal(first, second)
+    assert ids + more == tuple(range(29 * N, 30 * N))
+
+
+def save_and_load(folder: str) -> tuple[torch.Tensor, int]:
+    processes = Processes.up(replicated=True)
+    learner = make("lpr-der", processes)
+    for x, y in stream(15):
+        learner.learn(x, y)
+    learner.save(f"{folder}/middle.safetensors")
+    for x, y in stream(30)[15:]:
+        learner.learn(x, y)
+    return weights(learner), len(learner.memory)
+
+
+def test_a_learner_saved_by_two_processes_goes_on_with_one(two: Pool, tmp_path: Any) -> None:
+    (there, size), _ = two.run(save_and_load, str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["middle.safetensors"]
+    alone = make("lpr-der", ALONE)
+    alone.load_state_dict(load_state(tmp_path / "middle.safetensors"))
+    for x, y in stream(30)[15:]:
+        alone.learn(x, y)
+    assert len(alone.memory) == size
+    assert float((weights(alone) - there).abs().max()) < 1e-10
+
+
+def batchnorm() -> tuple[list[str], torch.Tensor, str]:
+    processes = Processes.up(replicated=True)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.Linear(6, 5))
+    learner = Learner(model, ClassBalancedMemory(40), processes=processes, loss=er, lr=0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for x, y in stream(20):
+            learner.learn(x.float(), y)
+    compare(processes, "BatchNorm", held(learner))
+    x, y = torch.zeros(2, 1, 4, 4), torch.tensor([0, 1])
+    learner.loss = finetune  # which runs the incoming batch alone: one example for each process
+    alone = problem_of(lambda: learner.learn(x, y))
+    return [str(one.message) for one in caught], model[2].running_var, alone
+
+
+def test_batchnorm_is_named_once_and_stays_the_same_in_all(two: Pool) -> None:
+    (said, first, few), (silent, second, also_few) = two.run(batchnorm)
+    assert len(said) == 1
+    assert "1 BatchNorm layers ('2', ...)" in said[0]
+    assert "SyncBatchNorm" in said[0]
+    assert silent == []
+    assert torch.equal(first, second)
+    assert "one example alone" in few
+    assert "one example alone" in also_few
+
+
+def evaluated_batchnorm() -> torch.Tensor:
+    processes = Processes.up(replicated=True)
+    return norm_in_evaluation(processes)
+
+
+def norm_in_evaluation(processes: Processes) -> torch.Tensor:
+    class Fixed(nn.BatchNorm1d):
+        def train(self, mode: bool = True) -> "Fixed":
+            return super().train(False)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), Fixed(6), nn.Linear(6, 5)).double()
+    learner = Learner(model, ClassBalancedMemory(40), processes=processes, loss=er, lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for x, y in stream(20):
+            learner.learn(x, y)
+    return weights(learner)
+
+
+def test_batchnorm_in_evaluation_mode_is_that_of_one_process(two: Pool) -> None:
+    one = norm_in_evaluation(ALONE)
+    for found in two.run(evaluated_batchnorm):
+        assert float((found - one).abs().max()) < 1e-10
+
+
+def bad_cases() -> dict[str, str]:
+    processes = Processes.up(replicated=True, check_every=1)
+    rank = processes.rank
+    x, y = stream(1)[0]
+    found = {}
+    found["options"] = problem_of(lambda: make("er", processes, lr=0.1 + rank).learn(x, y))
+    other = make("er", processes)
+    with torch.no_grad():
+        other.model[4].bias += rank
+    found["weights"] = problem_of(lambda: other.learn(x, y))
+    found["stream"] = problem_of(lambda: make("er", processes).learn(x + rank, y))
+    drifting = make("er", processes)
+    drifting.learn(x, y)
+    with torch.no_grad():
+        drifting.averaging.model[4].bias += rank * 1e-9
+    found["drift"] = problem_of(lambda: drifting.learn(x, y))
+    drawn = make("er", processes)
+    drawn.learn(x, y)
+    if rank:
+        drawn.views.generators["replay"].manual_seed(1)
+    found["generators"] = problem_of(lambda: drawn.learn(x, y))
+    lengths = make("er", Processes.up())
+    found["lengths"] = problem_of(lambda: lengths.learn_stream(stream(3 + rank)))
+    found["after"] = str(lengths.batches_learned)
+    shapes = make("er", Processes.up())
+    found["shapes"] = problem_of(lambda: shapes.learn(x[..., : 4 - rank], y))
+    return found
+
+
+def test_bad_cases_are_named_in_all_processes(two: Pool) -> None:
+    for found in two.run(bad_cases):
+        assert (
+            "process 1 of 2 holds something else than process 0 in learner/options/lr"
+            in (found["options"])
+        )
+        assert "in model/4.bias" in found["weights"]
+        assert "process 1 of 2 was handed other examples than process 0" in found["stream"]
+        assert "after 2 stream batches: process 1 of 2" in found["drift"]
+        assert "averaging/model/4.bias" in found["drift"]
+        assert "learner/generators/replay" in found["generators"]
+        assert "the stream of process 0 of 2 is over while others go on" in found["lengths"]
+        assert found["after"] == "3"
+        assert "examples of another kind" in found["shapes"]

@@ -1,0 +1,156 @@
+"""Rules of several processes against the same rule of one process with all examples."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from proxreplay import LPR
+from proxreplay.batch import Batch
+from proxreplay.distributed import ALONE, Processes, compare
+from proxreplay.proximal import AGEM, GPM, LayerwiseRule
+from proxreplay.proximal.rules.sharing import owners
+from proxreplay.proximal.statistics.summing import pack, unpack
+from tests.distributed.pool import Pool, problem_of
+
+RULES: dict[str, Callable[[nn.Module], LayerwiseRule]] = {
+    "exact": lambda model: LPR(model, tolerance=0),
+    "rolling": lambda model: LPR(model, rolling=0.5, tolerance=0),
+    "sketched": lambda model: LPR(model, max_dim=50, tolerance=0.4),
+    "gpm": lambda model: GPM(model),
+}
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    tied = nn.Linear(6, 6)
+    return nn.Sequential(
+        *(nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.BatchNorm2d(4), nn.Flatten()),
+        *(nn.Linear(64, 6), tied, nn.Tanh(), tied, nn.Linear(6, 4)),
+    ).double()
+
+
+def examples(n: int = 9) -> torch.Tensor:
+    return torch.randn(n, 3, 4, 4, generator=torch.Generator().manual_seed(1)).double()
+
+
+def dense(rule: LayerwiseRule, name: str) -> torch.Tensor:
+    factor = rule.shrinkage(name)
+    unit = torch.eye(factor.width, dtype=torch.float64).expand(factor.groups, -1, -1)
+    return factor.apply(unit)
+
+
+def refresh_together(kind: str, n: int) -> dict[str, float]:
+    """The largest error of every factor, with replicated examples and with shares."""
+    processes, model = Processes.up(replicated=True), network()
+    whole = RULES[kind](model).among(ALONE)
+    shared = RULES[kind](model).among(processes)
+    own = RULES[kind](model)  # finds the group by itself
+    for step in range(2):
+        x = examples(n) + step
+        whole.refresh(x, of=4 * n)
+        shared.refresh(x, of=4 * n)
+        own.refresh(x[processes.share(n)], of=4 * n)
+    compare(processes, kind, {"shared": shared.state_dict(), "own": own.state_dict()})
+    assert whole.untreated == shared.untreated == own.untreated
+    assert set(whole.layers) == set(shared.layers) == set(own.layers)
+    errors = {}
+    for name, layer in whole.layers.items():
+        for rule in (shared, own):
+            assert rule.layers[name].positions == layer.positions
+            omega = rule.layers[name].omega  # a relative strength is rounded
+            assert (omega or 0.0) == pytest.approx(layer.omega or 0.0, rel=1e-12)
+            error = float((dense(rule, name) - dense(whole, name)).abs().max())
+            errors[name] = max(error, errors.get(name, 0.0))
+    return errors
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_factors_are_those_of_all_examples(two: Pool, kind: str) -> None:
+    for errors in two.run(refresh_together, kind, 9):
+        assert errors
+        assert max(errors.values()) < 1e-12, errors
+
+
+def one_example() -> float:
+    processes, model = Processes.up(replicated=True), network()
+    whole, shared = LPR(model).among(ALONE), LPR(model).among(processes)
+    whole.refresh(examples(1))
+    shared.refresh(examples(1))
+    batches = [(one,) for one in examples(5).split(2)]
+    in_batches = LPR(model).among(processes)
+    whole_batches = LPR(model).among(ALONE)
+    in_batches.refresh(batches)
+    whole_batches.refresh(batches)
+    return max(
+        float((dense(one, name) - dense(other, name)).abs().max())
+        for one, other in ((whole, shared), (in_batches, whole_batches))
+        for name in one.layers
+    )
+
+
+def test_fewer_examples_than_processes_and_lists_of_batches(two: Pool) -> None:
+    assert max(two.run(one_example)) < 1e-13
+
+
+def fail_to_refresh() -> tuple[str, bool, str]:
+    processes, model = Processes.up(), network()
+    rule = LPR(model)
+    rule.refresh(examples()[processes.share(9)])
+    before = dense(rule, "0")
+    bad = examples()
+    bad[-1] = float("nan")
+    text = problem_of(lambda: rule.refresh(bad[processes.share(9)]))
+    return text, torch.equal(before, dense(rule, "0")), repr(rule)
+
+
+def test_a_failure_in_one_process_leaves_all_as_they_were(two: Pool) -> None:
+    (first, *kept), (second, *also_kept) = two.run(fail_to_refresh)
+    assert first.startswith("RefreshError")
+    assert second.startswith("ProcessError: refresh failed in process 0 of 2: RefreshError")
+    assert kept[0]
+    assert also_kept[0]
+    assert "2 processes, this is number 0; each is given its own share" in kept[1]
+
+
+def reference_together(samples: int) -> float:
+    processes, model = Processes.up(replicated=True), network().eval()
+    labels = torch.randint(4, (samples,), generator=torch.Generator().manual_seed(2))
+    x, own = examples(samples), processes.share(samples)
+    found = []
+    for rule, rows in (
+        (AGEM(model).among(ALONE), slice(None)),
+        (AGEM(model).among(processes), slice(None)),
+        (AGEM(model), own),
+    ):
+        rule.observe(None, Batch(x[rows], labels[rows]))
+        found.append(rule.state_dict()["reference"])
+    compare(processes, "agem", {"shared": found[1], "own": found[2]})
+    whole, *others = found
+    return max(float((whole[n] - one[n]).abs().max()) for one in others for n in whole)
+
+
+def test_the_reference_gradient_is_that_of_all_examples(two: Pool) -> None:
+    assert max(two.run(reference_together, 9)) < 1e-14
+
+
+@given(st.lists(st.floats(0.1, 1e6), max_size=30), st.integers(1, 8))
+def test_owners_are_never_far_from_fair(costs: list[float], size: int) -> None:
+    named = {str(i): cost for i, cost in enumerate(costs)}
+    found = owners(named, size)
+    assert found.keys() == named.keys()
+    loads = [sum(named[n] for n, owner in found.items() if owner == r) for r in range(size)]
+    fair = sum(costs) / size  # a greedy choice exceeds it by less than the largest part
+    assert max(loads) <= fair + max(costs, default=0.0) + 1e-6
+
+
+@given(st.integers(1, 3), st.integers(1, 6))
+def test_packed_triangles_come_back(groups: int, width: int) -> None:
+    Z = torch.randn(groups, 4, width)
+    G = Z.mT @ Z
+    G = (G + G.mT) / 2
+    assert torch.equal(unpack(pack(G), width), G.double())
+    assert pack(G).numel() == groups * width * (width + 1) // 2
