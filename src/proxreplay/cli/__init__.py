@@ -8,7 +8,7 @@ import typer
 
 from proxreplay import __version__
 from proxreplay.allocator import keep_freed_memory
-from proxreplay.cli import data, info, runs
+from proxreplay.cli import data, info, runs, serve
 from proxreplay.cli.text import plain
 from proxreplay.errors import ProxreplayError
 
@@ -32,9 +32,9 @@ def root(
         raise typer.Exit
 
 
-for commands, examples in ((runs.COMMANDS, runs.EXAMPLES), (info.COMMANDS, info.EXAMPLES)):
-    for command in commands:
-        app.command(epilog=examples[command.__name__])(command)
+for group in (runs, serve, info):
+    for command in group.COMMANDS:
+        app.command(epilog=group.EXAMPLES[command.__name__])(command)
 app.add_typer(data.app, name="data")
 
 

@@ -127,12 +127,13 @@ def _table(*headings: str) -> "Table":
 
 
 def _settings(config: "RunConfig", only: tuple[str, ...] = ("",)) -> str:
+    from proxreplay.experiments.configure import has_effect
     from proxreplay.experiments.recipes import find_method
 
-    flat = config.flat()
-    keys = [key for key in ("lr", *find_method(config.method).uses) if key.startswith(only)]
+    flat, own = config.flat(), find_method(config.method).uses
+    keys = [key for key in ("lr", *own) if key.startswith(only) and has_effect(key, config)]
     unset = {"refresh.samples": "all", "projection.alpha": "its own"}
-    return "  ".join(f"{k}={unset[k] if flat[k] is None else flat[k]}" for k in keys)
+    return "  ".join(f"{k}={unset.get(k, 'none') if flat[k] is None else flat[k]}" for k in keys)
 
 
 def report(

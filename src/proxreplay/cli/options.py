@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import math
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ from proxreplay.errors import InputError
 
 if TYPE_CHECKING:
     from proxreplay.experiments.config import RunConfig
+    from proxreplay.experiments.engines import Engine
     from proxreplay.experiments.run import RunOptions
 
-MAX_SEEDS = 10_000
+MAX_RUNS = 10_000
 MAX_JOBS = 1024
+ENGINES = ("local", "ray")
 
 
 def benchmark_names() -> list[str]:
@@ -49,7 +52,6 @@ DataRoot = Annotated[
     typer.Option(metavar="DIR", envvar="PROXREPLAY_DATA", help="Where the data sets are."),
 ]
 Trust = Annotated[bool, typer.Option("--trust", help="Execute a network's code that a file names.")]
-Jobs = Annotated[int, typer.Option(metavar="N", help="Runs at a time.", min=1, max=MAX_JOBS)]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Where everything is written.")]
 
 
@@ -72,6 +74,9 @@ class Settings:
     tasks: Annotated[
         int | None, typer.Option(metavar="N", help="Tasks to split it into.", min=1)
     ] = None
+    prequential: Annotated[
+        bool, typer.Option("--prequential", help="Also predict every batch before it is learned.")
+    ] = False
     sets: Annotated[
         list[str] | None,
         typer.Option(
@@ -92,6 +97,7 @@ class Settings:
             "threads": self.threads,
             "stream.data": self.data,
             "stream.tasks": self.tasks,
+            "diagnostics.prequential": self.prequential or None,
             **further,
         }
         options = {key: value for key, value in given.items() if value is not None}
@@ -144,6 +150,45 @@ class How:
         from proxreplay.experiments.run import RunOptions
 
         return RunOptions(self.data_root, self.checkpoint_every, tuple(self.track or ()))
+
+
+@dataclass(frozen=True)
+class Where:
+    """Options that decide who makes several runs, and how many at a time."""
+
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Runs at a time. Default: 1; with ray, as many as fit.",
+            min=1,
+            max=MAX_JOBS,
+        ),
+    ] = None
+    engine: Annotated[str, typer.Option(metavar="NAME", help="local (processes here), or ray.")] = (
+        "local"
+    )
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Of a Ray cluster to join, or auto. Default: a local Ray.",
+        ),
+    ] = None
+
+    def make_engine(self) -> "Engine":
+        """The engine that is asked for; refuses what does not go together."""
+        if self.engine not in ENGINES:
+            raise InputError(f"--engine {self.engine}: give one of {', '.join(ENGINES)}.")
+        if self.engine == "ray":
+            from proxreplay.experiments.ray_engine import RayEngine
+
+            return RayEngine(self.address, self.jobs)
+        if self.address is not None:
+            raise InputError(f"--address {self.address}: goes with --engine ray; leave it out.")
+        from proxreplay.experiments.engines import InlineEngine, ProcessEngine
+
+        return InlineEngine() if self.jobs in (None, 1) else ProcessEngine(self.jobs)
 
 
 def refuse_foreign_code(configs: "Sequence[RunConfig]", where: str, *, trust: bool) -> None:
@@ -220,6 +265,8 @@ def parse_grid(texts: list[str]) -> dict[str, list[Any]] | None:
 
     if texts == ["paper"]:
         return None
+    if math.prod(text.count(",") + 1 for text in texts) > MAX_RUNS:
+        raise InputError(f"--grid: more than {MAX_RUNS:,} combinations; give fewer.")
     grid: dict[str, list[Any]] = {}
     for text in texts:
         key, equals, values = text.partition("=")
@@ -254,8 +301,8 @@ def parse_seeds(text: str) -> list[int]:
         if not first.isdecimal() or (dash and not last.isdecimal()) or len(first + last) > 40:
             raise InputError(f"--seeds {text[:60]}: give numbers and ranges, such as 0-4 or 0,2,5.")
         ranges.append(range(int(first), int(last or first) + 1))
-    if sum(found.stop - found.start for found in ranges) > MAX_SEEDS:
-        raise InputError(f"--seeds {text[:60]}: more than {MAX_SEEDS:,} seeds; give fewer.")
+    if sum(found.stop - found.start for found in ranges) > MAX_RUNS:
+        raise InputError(f"--seeds {text[:60]}: more than {MAX_RUNS:,} seeds; give fewer.")
     seeds = [seed for found in ranges for seed in found]
     if len(set(seeds)) != len(seeds) or not seeds:
         raise InputError(f"--seeds {text[:60]}: give each seed once, at least one.")

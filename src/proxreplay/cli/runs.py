@@ -10,11 +10,11 @@ from proxreplay.cli.options import (
     Benchmark,
     DataRoot,
     How,
-    Jobs,
     MethodName,
     Out,
     Settings,
     Trust,
+    Where,
     parse_grid,
     parse_methods,
     parse_seeds,
@@ -25,9 +25,11 @@ from proxreplay.cli.text import plain, say, terminal
 from proxreplay.errors import InputError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from proxreplay.experiments.engines import Job
 
-_SETTINGS, _HOW = Settings(), How()  # `spread` fills them from the command line
+_SETTINGS, _HOW, _WHERE = Settings(), How(), Where()  # `spread` fills them from the command line
 Seeds = Annotated[str, typer.Option(metavar="SEEDS", help="Such as 0-4, or 0,2,5.")]
 
 
@@ -42,7 +44,7 @@ def demo(
     from proxreplay.experiments.jobs import comparison
 
     planned = comparison(BENCHMARK, METHOD_NAMES, range(seeds), out)
-    make(planned, jobs=1)
+    make(planned)
     result = conclude(out, planned)
     print_table(f"{BENCHMARK}, mean ± standard error over seeds", result.rows)
     terminal().print(result.explanation)
@@ -66,7 +68,7 @@ def run(
     from proxreplay.experiments.engines import Job
 
     folder = out or Path("runs") / config.benchmark / f"{config.method}-seed{config.seed}"
-    make([Job(config, folder, how.options())], jobs=1)
+    make([Job(config, folder, how.options())])
     print_result(folder)
 
 
@@ -74,24 +76,31 @@ def run(
 def resume(
     folder: Annotated[Path, typer.Argument(help="A run folder, or one that holds several.")],
     how: How = _HOW,
-    jobs: Jobs = 1,
+    where: Where = _WHERE,
     trust: Trust = False,
 ) -> None:
-    """Go on with whatever is unfinished in a folder; finished runs are left alone."""
+    """Go on with whatever is unfinished in a folder; finished runs are only handed to trackers."""
     from proxreplay.experiments.engines import Job
     from proxreplay.experiments.results import find_runs
+    from proxreplay.experiments.trackers import missing
 
     runs = find_runs([folder])
     if not runs:
         raise InputError(f"{folder}: no run here; a run folder holds a config.yaml.")
-    planned = []
+    planned, options = [], how.options()
     for stored in runs:
         if stored.config is None:
             say(terminal(stderr=True), f"{stored.folder}: {stored.problem}", style="red")
         elif stored.status != "complete":
             refuse_foreign_code([stored.config], str(stored.folder), trust=trust)
-            planned.append(Job(stored.config, stored.folder, how.options()))
-    make(planned, jobs)
+            planned.append(Job(stored.config, stored.folder, options))
+        elif options.track and missing(stored.folder, options.track):
+            planned.append(Job(stored.config, stored.folder, options))
+        elif options.track:
+            say(terminal(stderr=True), f"{stored.folder}: complete, and so are its trackers")
+        else:
+            tell_missing(stored.folder)
+    make(planned, where)
     broken = sum(stored.config is None for stored in runs)
     if broken:
         say(terminal(stderr=True), f"{broken} of {len(runs)} run folders cannot be read.")
@@ -105,7 +114,7 @@ def compare(
     seeds: Seeds = "0-4",
     settings: Settings = _SETTINGS,
     how: How = _HOW,
-    jobs: Jobs = 1,
+    where: Where = _WHERE,
     out: Out = None,
 ) -> None:
     """Make the runs of several methods with several seeds, and print one table."""
@@ -119,7 +128,7 @@ def compare(
     layers = settings.layers()
     planned = comparison(benchmark, names, numbers, study, *layers, options=how.options())
     settings.check([job.config for job in planned])
-    make(planned, jobs)
+    make(planned, where)
     runs = {
         find_method(name).label: [read_run(j.folder) for j in planned if j.config.method == name]
         for name in names
@@ -138,7 +147,7 @@ def sweep(
     seed: Annotated[int, typer.Option(metavar="N", help="The seed that selects.", min=0)] = 0,
     settings: Settings = _SETTINGS,
     how: How = _HOW,
-    jobs: Jobs = 1,
+    where: Where = _WHERE,
     out: Out = None,
 ) -> None:
     """Try a grid of settings and select by final validation accuracy; test data is not touched."""
@@ -159,7 +168,7 @@ def sweep(
         if stage is planned[-1]:
             settings.check([point.config for point in points])
         refuse_without_effect(stage.grid, [point.config for point in points])
-        make(points, jobs)
+        make(points, where)
         choices = ranked(points)
         print_choices(stage, choices)
         selected |= winner_values(choices[0], stage)
@@ -207,7 +216,7 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="A smaller protocol.")] = False,
     settings: Settings = _SETTINGS,
     how: How = _HOW,
-    jobs: Jobs = 1,
+    where: Where = _WHERE,
     out: Out = None,
 ) -> None:
     """Run what is missing of a table or figure of the paper; print ours beside the paper's."""
@@ -228,23 +237,25 @@ def reproduce(
     layers = dataclasses.replace(settings, memory=None).layers()  # memory selects rows here
     planned = reproduction(wanted.blocks, selection, folder, *layers, options=how.options())
     settings.check([job.config for job in planned])
-    make(planned, jobs)
+    make(planned, where)
     text, beside = conclude(wanted, folder, quick=quick)
     say(terminal(), text)
     print_beside(beside)
     say(terminal(), f"Written: {folder / 'tables.md'}")
 
 
-def make(planned: "Sequence[Job]", jobs: int) -> None:
+def make(planned: "Sequence[Job]", where: Where = _WHERE) -> None:
     """Make runs with a display; leave with 1 if one failed, with 128 + signal if interrupted."""
     from proxreplay.cli.display import StudyDisplay
-    from proxreplay.experiments.engines import Engine, InlineEngine, ProcessEngine
     from proxreplay.experiments.interrupt import stop_on_signals
 
-    console = terminal(stderr=True)
-    engine: Engine = InlineEngine() if jobs == 1 else ProcessEngine(jobs)
-    with stop_on_signals() as stop, StudyDisplay(console, len(planned)) as display:
+    engine, console = where.make_engine(), terminal(stderr=True)
+    group = _process_group(planned, engine)
+    with stop_on_signals() as stop, StudyDisplay(console, len(planned)) as display, group:
         outcomes = engine.make(planned, stop, display.on_progress, display.on_outcome)
+    for outcome in outcomes:
+        if outcome.status == "complete":
+            tell_missing(outcome.job.folder)
     done = sum(o.status == "complete" for o in outcomes)
     if done == len(planned):
         return
@@ -258,6 +269,28 @@ def make(planned: "Sequence[Job]", jobs: int) -> None:
             if outcome.status != "complete":
                 say(console, f"  {outcome.job.folder}: {outcome.problem}", style="red")
     raise typer.Exit(1)
+
+
+def _process_group(planned: "Sequence[Job]", engine: object) -> "AbstractContextManager[None]":
+    """The process group of a command that torchrun has started."""
+    from proxreplay.experiments.engines import InlineEngine
+    from proxreplay.experiments.joint import process_group, started_together
+
+    if started_together() and (len(planned) != 1 or not isinstance(engine, InlineEngine)):
+        raise InputError(
+            f"{len(planned)} runs in processes that torchrun started; these make one run together: "
+            "use run, or resume one folder, without --jobs and --engine."
+        )
+    return process_group(planned[0].config.device if planned else "cpu")
+
+
+def tell_missing(folder: Path) -> None:
+    """Say which trackers of a complete run do not have all of its records."""
+    from proxreplay.experiments.trackers import missing
+
+    for name in missing(folder):
+        words = f"{name} misses records; hand them over with: proxreplay resume {folder}"
+        say(terminal(stderr=True), f"{folder}: {words} --track {name}")
 
 
 def print_table(title: str, rows: Sequence[Any]) -> None:

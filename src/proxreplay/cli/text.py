@@ -1,13 +1,18 @@
 """Text that is safe on a terminal: names of other people are neither markup nor escape codes."""
 
+import os
 from typing import Any
 
 from rich.console import Console
 
 
 def terminal(*, stderr: bool = False) -> Console:
-    """A console that takes text as it is: names of other people are no markup."""
-    return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+    """A console that takes text as it is: names of other people are no markup.
+
+    Of processes that work together (torchrun), only the first one prints.
+    """
+    quiet = os.environ.get("RANK", "0") != "0"
+    return Console(stderr=stderr, markup=False, highlight=False, emoji=False, quiet=quiet)
 
 
 def plain(text: object) -> str:

@@ -1,0 +1,126 @@
+"""The command that serves a learner: serve."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from proxreplay.errors import InputError
+from proxreplay.options import DurableOptions, GuardOptions, ServeOptions
+
+if TYPE_CHECKING:
+    from proxreplay.replay.learner import Learner
+
+
+def serve(
+    folder: Annotated[Path, typer.Argument(help="Of a durable learner; made with --learner.")],
+    learner: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help="What a new folder starts with: a saved learner, or code that makes one, "
+            "file.py:function or package.module:function. Code is executed.",
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Others than loopback need tokens.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8000,
+    read_token: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Or PROXREPLAY_READ_TOKEN.")
+    ] = None,
+    write_token: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Or PROXREPLAY_WRITE_TOKEN.")
+    ] = None,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Follow the snapshots of another process.")
+    ] = False,
+    snapshot_every: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Events between snapshots.")
+    ] = DurableOptions.snapshot_every,
+    keep_snapshots: Annotated[
+        int, typer.Option(metavar="N", min=2)
+    ] = DurableOptions.keep_snapshots,
+    queue: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Events that may wait; then 429.")
+    ] = DurableOptions.queue_events,
+    body: Annotated[
+        int, typer.Option(metavar="BYTES", min=1, help="Largest body; then 413.")
+    ] = ServeOptions.body_bytes,
+    guard: Annotated[
+        str | None, typer.Option(metavar="DO", help="stop or rollback when something is wrong.")
+    ] = None,
+    accuracy: Annotated[
+        float | None, typer.Option(help="Guard: least prequential accuracy.", min=0, max=1)
+    ] = None,
+    recall: Annotated[
+        list[str] | None, typer.Option(metavar="LABEL=LEAST", help="Guard: repeatable.")
+    ] = None,
+    window: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Guard: examples looked at.")
+    ] = GuardOptions.window,
+    threads: Annotated[int, typer.Option(min=1, help="Of torch; decides the last bits.")] = 1,
+) -> None:
+    """Serve a learner: predict at every moment, learn on the side, never lose what was learned."""
+    options = DurableOptions(
+        snapshot_every=snapshot_every, keep_snapshots=keep_snapshots, queue_events=queue
+    )
+    watched = _guard(guard, accuracy, recall, window)
+    try:
+        from proxreplay.serving.access import READ, WRITE, Access, token_from
+        from proxreplay.serving.server import run
+        from proxreplay.serving.service import Service
+    except ImportError as error:
+        raise InputError(
+            f"{error}; install what serving needs: pip install proxreplay[serve]"
+        ) from (error)
+    import torch
+
+    from proxreplay.serving import DurableLearner, Follower
+
+    torch.set_num_threads(threads)
+    access = Access(token_from(READ, read_token), token_from(WRITE, write_token), host)
+    start = None if learner is None else _learner(learner)
+    source: DurableLearner | Follower
+    if read_only:
+        source = Follower.open(folder) if start is None else Follower(folder, start)
+    elif start is None:
+        source = DurableLearner.open(folder, options=options, guard=watched)
+    else:
+        source = DurableLearner(folder, start, options=options, guard=watched)
+    run(Service(source, ServeOptions(body_bytes=body)), access, port, threads=threads)
+
+
+def _guard(
+    action: str | None, accuracy: float | None, recall: list[str] | None, window: int
+) -> GuardOptions | None:
+    if action is None:
+        if accuracy is not None or recall or window != GuardOptions.window:
+            raise InputError("--accuracy, --recall and --window need --guard stop or rollback.")
+        return None
+    bounds = []
+    for text in recall or []:
+        label, equals, least = text.rpartition("=")
+        try:
+            bounds.append((int(label) if label.isdecimal() else label, float(least)))
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise InputError(f"--recall {text}: give LABEL=LEAST, such as --recall cat=0.5.")
+    return GuardOptions(action, accuracy=accuracy, recall=tuple(bounds), window=window)
+
+
+def _learner(what: str) -> "Learner":
+    """A saved learner, or what code that is named on this command line makes."""
+    from proxreplay.models.networks import import_name
+    from proxreplay.replay.learner import Learner
+
+    path = Path(what)
+    if path.exists():
+        return Learner.load(path)
+    made: Any = import_name(what, "learner")()
+    if not isinstance(made, Learner):
+        raise InputError(f"--learner {what} returned {type(made).__name__}; return a Learner.")
+    return made
+
+
+COMMANDS = (serve,)
+EXAMPLES = {"serve": "Example: proxreplay serve digits --learner examples/serve/learner.py:make"}

@@ -1,0 +1,143 @@
+"""Deletion that can be proved: from memory, snapshots, events, free pages and the log."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from proxreplay.errors import CheckpointError, InputError
+from proxreplay.serving.events import Event
+from proxreplay.serving.log import EventLog
+from proxreplay.serving.snapshots import Snapshots
+
+if TYPE_CHECKING:
+    from proxreplay.replay.learner import Learner
+
+
+def rewrite_snapshots_(
+    learner: "Learner",
+    snapshots: Snapshots,
+    log: EventLog,
+    current: int,
+    body: dict[str, Any],
+    threads: int,
+) -> set[int]:
+    """Delete examples from every snapshot that holds them; the learner is left as it is.
+
+    A snapshot that cannot be read cannot be shown to be clean, so it is removed. Returns the ids of
+    what was deleted.
+
+    Args:
+        learner: whose state is that of the snapshot ``current``; it is lent to older states.
+        snapshots: of the folder.
+        log: of the folder.
+        current: the newest snapshot, which is clean.
+        body: of the deletion: ``ids`` or ``label``.
+        threads: see `Snapshots.save`.
+    """
+    known, removed = log.snapshots(), set[int]()
+    with learner._lock:
+        try:
+            for sequence in snapshots.sequences():
+                if sequence >= current:
+                    continue
+                try:
+                    state = snapshots.load(sequence)
+                except CheckpointError:
+                    snapshots.remove([sequence])
+                    log.drop_snapshots([sequence])
+                    continue
+                if not _holds(state, body):
+                    continue
+                learner.load_state_dict(state)
+                learner.forget(**_limited(body, state))
+                removed |= ids_in(state).difference(learner.memory.ids.tolist())
+                snapshots.save(learner, sequence, threads)
+                time, good, _ = known.get(sequence, (0.0, False, ()))
+                log.note_snapshot(sequence, time, good, learner.memory.ids.tolist())
+        finally:
+            learner.load_state_dict(snapshots.load(current))
+    return removed
+
+
+def ids_in(state: dict[str, Any]) -> set[int]:
+    """The ids of the examples in the memory of a saved learner."""
+    fields = state["memory"]["fields"]
+    return set(fields["id"].tolist()) if fields else set()
+
+
+def _holds(state: dict[str, Any], body: dict[str, Any]) -> bool:
+    if "ids" in body:
+        return not ids_in(state).isdisjoint(body["ids"])
+    labels = state["learner"]["labels"]
+    label = body["label"]
+    return label in (labels["names"] if labels["kind"] == "names" else labels["met"])
+
+
+def _limited(body: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """A deletion without ids that a snapshot does not know."""
+    if "ids" not in body:
+        return body
+    return {"ids": sorted(ids_in(state).intersection(body["ids"]))}
+
+
+def forgetting(
+    learner: "Learner", log: EventLog, label: Any, ids: Iterable[int] | None, key: str | None
+) -> Event:
+    """The event of a deletion; refused if there is nothing it could mean. It names no key."""
+    if sum(given is not None for given in (label, ids, key)) != 1:
+        raise InputError("forget: give one of label=..., ids=... and key=...")
+    if label is not None:
+        (index,) = learner.intake.labels.find([label]).tolist()
+        if index not in learner.intake.labels.met:
+            raise InputError(f"forget: label {label!r} was never met, or is forgotten.")
+        return Event("forget", {"label": label})
+    if key is not None:
+        found = log.ids_of(key)
+        if not found and not keyed_events(log, key):
+            raise InputError(f"forget: no example has the key {key!r}.")
+        return Event("forget", {"ids": found})
+    numbers = sorted({int(i) for i in ids or ()})
+    unknown = [i for i in numbers if not 0 <= i < learner.memory.next_id]
+    if unknown or not numbers:
+        raise InputError(
+            f"forget: ids {unknown[:10]} were never given out; the newest is "
+            f"{learner.memory.next_id - 1}. Nothing was removed."
+        )
+    return Event("forget", {"ids": numbers})
+
+
+def keyed_events(log: EventLog, key: str) -> list[int]:
+    """The sequences of events whose data names a key."""
+    found = []
+    for sequence, _, _ in log.sizes():
+        row = log.row(sequence)
+        if row is not None and row.body is not None:
+            body = Event.body_from(row.body, f"{log.path}, event {sequence}")
+            if key in body.get("keys", ()):
+                found.append(sequence)
+    return sorted(found)
+
+
+def findings(
+    learner: "Learner", log: EventLog, snapshots: Snapshots, key: str, deleted: Iterable[int]
+) -> list[str]:
+    """Where a key, its examples, or any example that was ever deleted is still to be found.
+
+    Args:
+        learner: the live one.
+        log: of the folder; all outcomes are in it.
+        snapshots: of the folder; every file is read.
+        key: of the examples.
+        deleted: ids of all examples ever deleted.
+    """
+    ids, gone = set(log.ids_of(key)), set(deleted)
+    found = [f"the table of keys: {len(ids)} examples"] if ids else []
+    found += [f"event {sequence}" for sequence in keyed_events(log, key)]
+    places = [("the memory", set(learner.memory.ids.tolist()))]
+    for sequence in snapshots.sequences():
+        places.append((f"snapshot {sequence}", ids_in(snapshots.load(sequence))))
+    for place, held in places:
+        if held & ids:
+            found.append(f"{place}: examples {sorted(held & ids)[:10]}")
+        if held & gone:
+            found.append(f"{place}: deleted examples {sorted(held & gone)[:10]}")
+    return found

@@ -1,0 +1,87 @@
+"""What predictions are made with: a copy of the learner that nothing changes any more."""
+
+import copy
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from proxreplay.errors import StoppedError
+from proxreplay.models.heads import GrowingHead
+from proxreplay.replay.predicting import Predictor
+
+if TYPE_CHECKING:
+    from proxreplay.replay.learner import Learner
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model says about some inputs.
+
+    Args:
+        labels: the most probable one of every input.
+        probabilities: ``[n][classes]``.
+        classes: the label that each column stands for; None for a forgotten one.
+        version: sequence of the snapshot or rollback that the model comes from.
+        sequence: of the newest event that the model has learned.
+    """
+
+    labels: list[Any]
+    probabilities: list[list[float]]
+    classes: list[Any]
+    version: int
+    sequence: int
+
+
+@dataclass(frozen=True)
+class Published:
+    """A learner at one moment, to predict with.
+
+    Args:
+        predictor: its own copy of the model and of the average.
+        sequence: of the newest event in it.
+        version: of the snapshot or rollback behind it.
+    """
+
+    predictor: Predictor
+    sequence: int
+    version: int
+
+    @classmethod
+    def of(cls, learner: "Learner", sequence: int, version: int) -> "Published":
+        """A copy of a learner as it is."""
+        with learner._lock:
+            learner.model.zero_grad(set_to_none=True)  # gradients need not be copied
+            model, averaging = copy.deepcopy((learner.model, learner.averaging))
+            predictor = Predictor.__new__(Predictor)
+            own = {name: getattr(learner, name) for name in ("transform", "channels_last", "call")}
+            heads = [module for module in model.modules() if isinstance(module, GrowingHead)]
+            intake = copy.copy(learner.intake)
+            intake.heads = heads
+            vars(predictor).update(
+                own,
+                model=model.eval(),
+                averaging=averaging,
+                placement=learner.placement,
+                heads=heads,
+                intake=intake,
+                _lock=threading.RLock(),
+            )
+        return cls(predictor, sequence, version)
+
+    def predict(self, x: Any) -> Prediction:
+        """Labels and probabilities of inputs ``[n, ...]``.
+
+        Raises:
+            InputError: they are not what the model takes, or it knows no label yet.
+        """
+        predictor = self.predictor
+        with predictor._lock, torch.inference_mode():
+            probabilities = predictor.predict_proba(x)
+            if not bool(probabilities.isfinite().all()):
+                raise StoppedError("the model's probabilities are not finite; roll back.")
+            labels = predictor.intake.labels.decode(probabilities.argmax(dim=1)).tolist()
+        return Prediction(
+            labels, probabilities.tolist(), predictor.labels, self.version, self.sequence
+        )

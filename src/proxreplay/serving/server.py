@@ -1,0 +1,50 @@
+"""Running a server: uvicorn on one port, one process, until it is told to stop."""
+
+import logging
+import socket
+import sys
+
+import torch
+import uvicorn
+
+from proxreplay.errors import InputError
+from proxreplay.serving.access import Access
+from proxreplay.serving.api import make_app
+from proxreplay.serving.service import Service
+
+SWITCH = 0.0005  # seconds after which Python lets another thread on; predictions wait less
+
+
+def run(service: Service, access: Access, port: int, *, threads: int = 1) -> None:
+    """Answer requests until a signal; the service is closed then.
+
+    Args:
+        service: that answers.
+        access: who may, and on which address.
+        port: to listen on; 0 for any that is free.
+        threads: of torch; part of what makes a replay exact.
+    """
+    torch.set_num_threads(threads)
+    sys.setswitchinterval(SWITCH)
+    family = socket.AF_INET6 if ":" in access.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((access.host, port))
+        listening.listen(service.options.connections)  # whoever comes from now on only waits
+    except OSError as error:
+        listening.close()
+        raise InputError(f"--host {access.host} --port {port}: {error}; choose another.") from error
+    host, number = listening.getsockname()[:2]
+    config = uvicorn.Config(
+        make_app(service, access),
+        log_level="warning",
+        access_log=False,
+        limit_concurrency=service.options.connections,
+        timeout_graceful_shutdown=10,
+        server_header=False,
+    )
+    logging.getLogger(__name__).info("listening on %s port %d", host, number)
+    print(f"http://{f'[{host}]' if ':' in host else host}:{number}/", flush=True)
+    with listening:
+        uvicorn.Server(config).run(sockets=[listening])

@@ -1,0 +1,88 @@
+"""A guard stops learning or goes back, once, and says so."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from proxreplay.errors import DivergenceError, InputError, StoppedError
+from proxreplay.options import DurableOptions, GuardOptions
+from proxreplay.serving import DurableLearner
+from tests.serving.streams import batches, make, poison
+
+FEW = DurableOptions(snapshot_every=4)
+
+
+def learned(tmp_path: Path, guard: GuardOptions) -> DurableLearner:
+    durable = DurableLearner(tmp_path / "d", make(), options=FEW, guard=guard)
+    for x, y in batches(10):
+        durable.learn(x, y)
+    return durable
+
+
+def test_a_loss_that_is_not_finite_stops_learning_until_resumed(tmp_path: Path) -> None:
+    x, y = batches(1)[0]
+    with learned(tmp_path, GuardOptions()) as durable:
+        with pytest.raises(DivergenceError):
+            durable.learn(*poison())
+        with pytest.raises(StoppedError, match="event 11 diverged"):
+            durable.learn(x, y)
+    with DurableLearner(tmp_path / "d", make(), options=FEW) as durable:
+        with pytest.raises(StoppedError, match="event 11 diverged"):
+            durable.learn(x, y)
+        durable.resume()
+        assert durable.learn(x, y).sequence == 14
+
+
+def test_a_guard_goes_back_to_the_last_good_snapshot(tmp_path: Path) -> None:
+    with learned(tmp_path, GuardOptions(action="rollback")) as durable:
+        good = durable.snapshots.load(8)["model"]["linear1.weight"]
+        with pytest.raises(DivergenceError):
+            durable.learn(*poison())
+        durable._drain()
+        assert torch.equal(durable.learner.model.linear1.weight, good)
+        assert durable.history()[-1][3].startswith("to 8: guard: event 11 diverged")
+        durable.learn(*batches(1)[0])
+        live = durable.fingerprint()
+    with DurableLearner(tmp_path / "d", make(), options=FEW) as durable:
+        assert durable.fingerprint() == live
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [GuardOptions(accuracy=0.6, window=12), GuardOptions(recall=((0, 0.6),), window=12)],
+    ids=["accuracy", "recall"],
+)
+def test_a_guard_watches_accuracy_and_recall_also_across_a_restart(
+    tmp_path: Path, guard: GuardOptions
+) -> None:
+    x = torch.zeros(4, 8)
+    x[:, 0] = 5
+    with DurableLearner(tmp_path / "d", make(), options=FEW, guard=guard) as durable:
+        for _ in range(8):
+            durable.learn(torch.cat([x, -x]), [0] * 4 + [1] * 4)
+        assert durable.stopped is None
+    with DurableLearner(tmp_path / "d", make(), options=FEW, guard=guard) as durable:
+        told = []
+        for _ in range(3):  # what was 0 is called 1 now, and the other way round
+            try:
+                durable.learn(torch.cat([x, -x]), [1] * 4 + [0] * 4)
+            except StoppedError as error:
+                told.append(str(error))
+            durable._drain()
+        assert told
+        assert "is below 0.6" in told[0]
+
+
+def test_options_check_themselves() -> None:
+    for wrong in (
+        {"action": "pray"},
+        {"accuracy": 1.5},
+        {"window": 0},
+        {"recall": (("a", -1.0),)},
+    ):
+        with pytest.raises(InputError):
+            GuardOptions(**wrong)  # type: ignore[arg-type]
+    for wrong in ({"keep_snapshots": 1}, {"snapshot_every": 0}, {"keep_days": -1}):
+        with pytest.raises(InputError):
+            DurableOptions(**wrong)  # type: ignore[arg-type]
