@@ -78,3 +78,9 @@ def test_what_is_no_network_is_refused(file):
         load_network(f"{file}:wrong", None, 3, 32)
     with pytest.raises(InputError, match="has no function or class 'number'"):
         load_network(f"{file}:number", None, 3, 32)
+
+
+@pytest.mark.parametrize(("sizes", "words"), [(100, r"such as \(100,\)"), ((8, "x"), r"\[1\]='x'")])
+def test_sizes_are_one_whole_number_per_layer(sizes, words):
+    with pytest.raises(InputError, match=f"hidden.*{words}"):
+        mlp(12, hidden=sizes)

@@ -2,7 +2,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -54,6 +54,7 @@ def test_every_floating_tensor_is_averaged_and_others_copied(start: str) -> None
             torch.testing.assert_close(value.double(), twin, rtol=1e-5, atol=1e-6)
 
 
+@settings(deadline=None)
 @given(steps=st.integers(1, 300), momentum=st.floats(0, 0.999))
 def test_debiased_the_untrained_network_has_no_weight(steps: int, momentum: float) -> None:
     """A number that is 1 before the first step and t after step t shows each weight's sum."""

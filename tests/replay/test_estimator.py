@@ -20,10 +20,15 @@ from proxreplay.errors import InputError
 from proxreplay.options import AveragingOptions
 from proxreplay.replay.estimator import Standardised
 
+# One check is exempt. Some skip themselves where this runs: without the environment variable
+# SCIPY_ARRAY_API, or without pandas.
+EXEMPT = {
+    "check_sample_weight_equivalence_on_dense_data": "it learns by batches of 10 examples: one of "
+    "weight 2 takes one place in its batch, the same example twice takes two",
+}
 
-# No check is exempt. Two skip themselves where this runs: one without the environment variable
-# SCIPY_ARRAY_API, one without pandas.
-@parametrize_with_checks([ReplayClassifier()])
+
+@parametrize_with_checks([ReplayClassifier()], expected_failed_checks=lambda estimator: EXEMPT)
 def test_scikit_learn_checks(estimator: Any, check: Any) -> None:
     check(estimator)
 
@@ -184,3 +189,59 @@ def test_importing_proxreplay_imports_no_scikit_learn() -> None:
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     )
     assert output.stdout.split() == ["False", "True"]
+
+
+def test_weight_zero_is_absence() -> None:
+    X, y = BLOBS
+    weight = np.ones(len(y))
+    weight[::3] = 0
+    kept = weight > 0
+    for way in ("fit", "partial_fit"):
+        one, two = (
+            ReplayClassifier(random_state=0, n_epochs=1),
+            ReplayClassifier(random_state=0, n_epochs=1),
+        )
+        getattr(one, way)(X, y, sample_weight=weight)
+        getattr(two, way)(X[kept], y[kept])
+        assert np.allclose(one.predict_proba(X), two.predict_proba(X))
+
+
+def test_class_weights_are_weights_of_examples() -> None:
+    X, y = BLOBS
+    one = ReplayClassifier(random_state=0, n_epochs=1, class_weight={1: 5.0, 2: 0.5})
+    two = ReplayClassifier(random_state=0, n_epochs=1)
+    one.fit(X, y)
+    two.fit(X, y, sample_weight=np.where(y == 1, 5.0, np.where(y == 2, 0.5, 1.0)))
+    assert np.array_equal(one.predict_proba(X), two.predict_proba(X))
+    stream = ReplayClassifier(random_state=0, class_weight={3: 2.0, 17: 1.0})
+    for label in range(4):  # not every class is in every part
+        stream.partial_fit(X[y == label], y[y == label])
+    balanced = ReplayClassifier(random_state=0, class_weight="balanced", n_epochs=1).fit(X, y)
+    plain = ReplayClassifier(random_state=0, n_epochs=1).fit(X, y)  # classes are equally frequent
+    assert np.allclose(balanced.predict_proba(X), plain.predict_proba(X))
+
+
+@pytest.mark.parametrize(
+    ("options", "weight", "message"),
+    [
+        ({}, [-1.0] * 200, r"sample_weight -1.0 of example 0"),
+        ({}, [np.nan] * 200, r"sample_weight nan"),
+        ({}, [1.0], r"sample_weight of shape \[1\] for 200 examples"),
+        ({}, [0.0] * 200, "the weights of all examples are zero"),
+        ({"class_weight": "even"}, None, "class_weight"),
+        ({"class_weight": {1: -2.0}}, None, r"class_weight\[1\]=-2.0"),
+        ({"class_weight": [1.0, 2.0]}, None, "give a dict by label"),
+    ],
+)
+def test_bad_weights_are_refused(options: Any, weight: Any, message: str) -> None:
+    X, y = BLOBS
+    classifier = ReplayClassifier(random_state=0, **options)
+    with pytest.raises(InputError, match=message):
+        classifier.fit(X, y, sample_weight=weight)
+    assert not hasattr(classifier, "learner_")
+
+
+def test_balanced_needs_all_labels_at_once() -> None:
+    X, y = BLOBS
+    with pytest.raises(InputError, match="needs all labels at once"):
+        ReplayClassifier(class_weight="balanced").partial_fit(X, y)

@@ -121,3 +121,12 @@ def test_without_anything_left_the_rule_is_as_it_was_made(rule: Any) -> None:
     assert len(one.memory) == 0
     assert_same_state(one.rule.state_dict(), rule(one.model).state_dict())
     one.learn(X, NAMES)
+
+
+def test_a_memory_knows_no_names_and_says_so() -> None:
+    learner = Learner(mlp(in_features=3))
+    learner.learn(torch.eye(3), ["a", "b", "c"])
+    with pytest.raises(InputError, match=r"'b' is no integer.*learner.forget\(label="):
+        learner.memory.remove_class("b")  # type: ignore[arg-type]
+    assert learner.forget(label="b") == 1
+    assert "labels     2: a, c" in repr(learner)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from proxreplay import Batch, Learner, UnlimitedMemory
 from proxreplay.errors import InputError
 from proxreplay.models import mlp
-from proxreplay.replay.intake import InputKind, Labels, as_inputs
+from proxreplay.replay.inputs import InputKind, as_inputs
+from proxreplay.replay.labels import Labels
 
 INPUTS = {
     "float64 array": (np.ones((2, 3)), torch.float32),
@@ -177,3 +178,8 @@ def test_an_integer_far_beyond_what_was_met_is_refused(action: str) -> None:
 def test_a_source_of_something_else_is_refused() -> None:
     with pytest.raises(InputError, match="a source of Tensor; give Batch objects or pairs"):
         Learner(mlp(2)).learn_stream(torch.eye(2))
+
+
+def test_an_integer_beyond_64_bits_is_refused() -> None:
+    with pytest.raises(InputError, match=f"label {2**70}; give names"):
+        Labels().meet([1, 2**70])

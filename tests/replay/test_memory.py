@@ -637,6 +637,27 @@ def test_state_survives_the_disk(make: Callable[[int], Memory], tmp_path: Path) 
     assert twin.add(batch([0], logits=torch.zeros(1, 4)), generator).tolist() == [6]
 
 
+def test_a_memory_that_goes_back_goes_on_as_it_did() -> None:
+    """What it met meanwhile (more classes, smaller quotas) has no effect."""
+    memory = ClassBalancedMemory(8)
+    rng = torch.Generator().manual_seed(0)
+    first = Batch(torch.arange(3.0)[:, None], torch.tensor([0, 0, 1]))
+    then = Batch(torch.arange(4.0)[:, None], torch.tensor([0, 0, 0, 0]))
+    memory.add(first, rng)
+    early, noise = memory.state_dict(), rng.get_state()
+    memory.add(then, rng)
+    straight = memory.state_dict()
+    memory.add(Batch(torch.zeros(4, 1), torch.tensor([2, 3, 4, 5])), rng)
+    memory.load_state_dict(early)
+    rng.set_state(noise)
+    memory.add(then, rng)
+    assert torch.equal(memory.state_dict()["fields"]["id"], straight["fields"]["id"])
+    memory.skip_ids(100)
+    assert memory.add(first, rng).tolist() == [100, 101, 102]
+    memory.skip_ids(5)
+    assert memory.next_id == 103
+
+
 def test_state_of_a_memory_in_bytes_and_of_an_empty_one() -> None:
     memory = RingMemory(capacity_bytes=1000)
     twin = RingMemory(capacity_bytes=1000)

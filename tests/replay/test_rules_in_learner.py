@@ -25,6 +25,7 @@ from proxreplay.serialization import load_state, save_state
 
 RULES = {
     "lpr": lambda model: LPR(model, 4.0),
+    "lpr by itself": LPR,
     "agem": lambda model: AGEM(model, samples=5),
     "er-agem": AGEM.joint,
     "owm": lambda model: OWM(model, 1e-2),

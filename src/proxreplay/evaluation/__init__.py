@@ -27,6 +27,7 @@ from proxreplay.lazy import lazy_names
 
 if TYPE_CHECKING:
     from proxreplay.evaluation.evaluating import Evaluation, evaluate, evaluate_each
+    from proxreplay.evaluation.prequential import Score, Step, prequential
 
 __all__ = [
     "MEASURES",
@@ -35,7 +36,9 @@ __all__ = [
     "Measure",
     "PairedDifference",
     "Recorded",
+    "Score",
     "StabilityGap",
+    "Step",
     "Trajectory",
     "average_anytime_accuracy",
     "average_forgetting",
@@ -45,6 +48,7 @@ __all__ = [
     "evaluate_each",
     "final_accuracy",
     "paired_difference",
+    "prequential",
     "stability_gaps",
     "total_variation",
     "variation_of_seen",
@@ -55,5 +59,5 @@ __all__ = [
 # These need torch; reports do not.
 _HOMES = dict.fromkeys(
     ("Evaluation", "evaluate", "evaluate_each"), "proxreplay.evaluation.evaluating"
-)
+) | dict.fromkeys(("Score", "Step", "prequential"), "proxreplay.evaluation.prequential")
 __getattr__ = lazy_names(__name__, _HOMES)

@@ -200,7 +200,7 @@ class Measure:
         better: which direction is better; None where neither is.
         main: whether it belongs to the main table and to ``result.json``.
         digits: decimals in tables.
-        scale: ``share`` lies between 0 and 1; an ``amount`` starts at 0 and is not bounded.
+        scale: ``share`` lies between 0 and 1; an ``amount`` is not bounded.
         x: the horizontal axis of its curve.
     """
 
@@ -232,6 +232,10 @@ def _column(series: Series | None, name: str) -> Curve | None:
     if series is None or not (known := np.isfinite(series.values[name])).any():
         return None
     return series.positions[known], series.values[name][known]
+
+
+def _last(series: Series | None, name: str) -> float | None:
+    return None if series is None else float(series.values[name][-1])
 
 
 def _mean_gap(path: Trajectory, of: Callable[[StabilityGap], float]) -> float | None:
@@ -371,6 +375,54 @@ MEASURES: tuple[Measure, ...] = (
         "Gradient ratio, replay",
         "Gradient norm after preconditioning over before, for the replayed batch.",
         curve=lambda run: _column(run.gradients, "replay"),
+    ),
+    Measure(
+        "prequential",
+        "Prequential accuracy",
+        "Of predicting every stream batch before it was learned, over all examples so far.",
+        number=lambda run: _last(run.prequential, "accuracy"),
+        curve=lambda run: _column(run.prequential, "accuracy"),
+        better="higher",
+    ),
+    Measure(
+        "prequential_fading",
+        "Prequential accuracy, of late",
+        "The same with older examples fading.",
+        curve=lambda run: _column(run.prequential, "fading"),
+    ),
+    Measure(
+        "prequential_kappa",
+        "Prequential kappa",
+        "Cohen's kappa of the same predictions: 0 is guessing with the same frequencies.",
+        number=lambda run: _last(run.prequential, "kappa"),
+        curve=lambda run: _column(run.prequential, "kappa"),
+        better="higher",
+    ),
+    Measure(
+        "regret_majority",
+        "Regret, majority",
+        "Errors more than by predicting the most frequent label so far; below 0 is better.",
+        number=lambda run: _last(run.prequential, "majority"),
+        curve=lambda run: _column(run.prequential, "majority"),
+        better="lower",
+        digits=0,
+        scale="amount",
+    ),
+    Measure(
+        "regret_no_change",
+        "Regret, no change",
+        "Errors more than by repeating the last label; below 0 is better.",
+        number=lambda run: _last(run.prequential, "no_change"),
+        curve=lambda run: _column(run.prequential, "no_change"),
+        better="lower",
+        digits=0,
+        scale="amount",
+    ),
+    Measure(
+        "share",
+        "Share of LPR that acts",
+        "0 where incoming and replayed examples are equally hard, 1 where one is twice as hard.",
+        curve=lambda run: _column(run.share, "share"),
     ),
     Measure("minutes", "Minutes", "Learning only.", number=_minutes, better="lower", digits=2),
     Measure(

@@ -77,7 +77,10 @@ class Recorded:
             ``online`` where an average of the weights predicts.
         drift: representation drift so far, by layer and in ``total``.
         gradients: gradient ratios of ``new``, ``replay`` and ``all`` data.
+        prequential: accuracy, fading accuracy, kappa and regret of predicting each batch before it
+            was learned.
         seconds: seconds spent so far by activity, after ``positions`` stream batches.
+        share: how much of LPR acts, where its strength sets itself.
     """
 
     accuracy: Trajectory
@@ -86,7 +89,9 @@ class Recorded:
     predictors: Mapping[str, Trajectory] = field(default_factory=dict)
     drift: Series | None = None
     gradients: Series | None = None
+    prequential: Series | None = None
     seconds: Series | None = None
+    share: Series | None = None
 
     @property
     def learning_minutes(self) -> Series | None:

@@ -110,10 +110,11 @@ class EMA:
                 average.active.copy_(online.active)
 
     def meet_(self, classes: Iterable[int]) -> None:
-        """Note the classes of a batch before it is learned; the average knows nothing of new ones.
+        """Follow the head, and note the classes of a batch before it is learned.
 
-        Only `weight` depends on it.
+        The average knows nothing of new ones; only `weight` depends on them.
         """
+        self.follow_growth_()
         new = set(classes) - self.classes
         if new:
             self.classes |= new

@@ -11,6 +11,7 @@ from proxreplay.batch import Batch
 from proxreplay.errors import InputError
 from proxreplay.options import DistillationOptions
 from proxreplay.replay.losses import Loss, Needs, needs_of
+from proxreplay.replay.weights import joint_weight, weighted_mean
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class Distilled:
 
     over the replayed examples, or over all of them. ``z`` are the logits of the loss's own forward
     passes, so the only further cost is one forward pass of the average without gradients. Inactive
-    classes have probability 0 in both.
+    classes have probability 0 in both. The mean is one with the weights of the examples; weights of
+    classes are those of ``loss`` alone.
 
     Args:
         loss: any replay loss that passes each example through the model once, first the incoming
@@ -70,7 +72,12 @@ class Distilled:
             )
         own = (logits[-len(target) :] / self.temperature).log_softmax(dim=1)
         taught = (target / self.temperature).log_softmax(dim=1)
-        distance = F.kl_div(own, taught, reduction="batchmean", log_target=True)
+        weight = joint_weight(*batches)
+        if weight is None:
+            distance = F.kl_div(own, taught, reduction="batchmean", log_target=True)
+        else:
+            apart = F.kl_div(own, taught, reduction="none", log_target=True).sum(dim=1)
+            distance = weighted_mean(apart, weight)
         return loss + self.weight * distance
 
 

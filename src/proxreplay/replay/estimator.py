@@ -1,6 +1,6 @@
 """The scikit-learn way: ``partial_fit`` and ``predict`` on a table of numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
@@ -22,11 +23,13 @@ from proxreplay.options import (
     RefreshOptions,
     at_least,
     count,
+    one_of,
 )
 from proxreplay.proximal.rules.lpr import LPR
 from proxreplay.replay.learner import Learner
 from proxreplay.replay.losses import Loss, er
 from proxreplay.replay.memory import ClassBalancedMemory
+from proxreplay.replay.weights import as_weights
 from proxreplay.seeding import seeded
 
 LIVE = ("lr", "steps_per_batch", "replay_batch", "refresh_every", "refresh_samples")
@@ -45,7 +48,7 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Args:
         hidden: width of each hidden layer.
         loss: the replay loss, such as `proxreplay.er` or ``Lode(rho=0.05)``.
-        omega_0: strength of LPR; 0 for replay alone.
+        omega_0: the paper's strength of LPR; None for one that sets itself, 0 for replay alone.
         beta: see `proxreplay.LPR`; without effect on an MLP.
         capacity: how many examples are remembered.
         averaging: whether an average of the weights predicts too, or how:
@@ -58,6 +61,8 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         refresh_samples: remembered examples per refresh; None for all.
         n_epochs: how often `fit` goes through the data, newly shuffled each time. `partial_fit`
             goes through it once, in the order given.
+        class_weight: by label, what the weights of its examples are multiplied with; or
+            ``"balanced"`` for ``n / (classes * examples of the class)``, in `fit` only.
         random_state: an int makes everything repeatable.
 
     >>> classifier = ReplayClassifier(random_state=0)
@@ -72,7 +77,7 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         hidden: Sequence[int] = (100,),
         *,
         loss: Loss = er,
-        omega_0: float = LPROptions.omega_0,
+        omega_0: float | None = LPROptions.omega_0,
         beta: float = LPROptions.beta,
         capacity: int = LearnerOptions.capacity,
         averaging: AveragingOptions | bool = True,
@@ -83,6 +88,7 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         refresh_every: int | None = RefreshOptions().interval,
         refresh_samples: int | None = LearnerOptions.refresh_samples,
         n_epochs: int = 5,
+        class_weight: Mapping[Any, float] | str | None = None,
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
         self.hidden = hidden
@@ -98,26 +104,43 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.refresh_every = refresh_every
         self.refresh_samples = refresh_samples
         self.n_epochs = n_epochs
+        self.class_weight = class_weight
         self.random_state = random_state
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Forget everything and learn from ``X [n, features]``, ``y [n]``, shuffled each epoch."""
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Forget everything and learn from ``X [n, features]``, ``y [n]``, shuffled each epoch.
+
+        ``sample_weight [n]`` is how much each example counts; one of weight 0 is left out.
+        """
         count(n_epochs=self.n_epochs)
         inputs, labels = self._validate(X, y, first=True)
+        inputs, labels, weights = self._weighted(inputs, labels, sample_weight)
         rng = check_random_state(self.random_state)
         self._start(inputs.shape[1], unique_labels(labels), int(rng.randint(2**31)))
-        self.scaler_.partial_fit(inputs)
+        self.scaler_.partial_fit(inputs, sample_weight=weights)
         for _ in range(self.n_epochs):
             order = rng.permutation(len(labels))
-            self._learn(inputs[order], labels[order])
+            self._learn(inputs[order], labels[order], None if weights is None else weights[order])
         return self
 
-    def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
+    def partial_fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> Self:
         """Learn from the next part of the stream: ``X [n, features]`` and ``y [n]``, in order."""
         first = not hasattr(self, "learner_")
         if not first:
             self._take_over_changes()
+        if isinstance(self.class_weight, str):
+            raise InputError(
+                f"ReplayClassifier: class_weight={self.class_weight!r} needs all labels at once; "
+                "give weights by label, or use fit."
+            )
         inputs, labels = self._validate(X, y, first=first)
+        inputs, labels, weights = self._weighted(inputs, labels, sample_weight)
         seen = unique_labels(labels)
         known = self._agreed_classes(seen, classes, first)
         if first:
@@ -125,8 +148,8 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self._start(inputs.shape[1], known, int(rng.randint(2**31)))
             self._fixed_classes = classes is not None
         self.classes_ = known
-        self.scaler_.partial_fit(inputs)
-        self._learn(inputs, labels)
+        self.scaler_.partial_fit(inputs, sample_weight=weights)
+        self._learn(inputs, labels, weights)
         return self
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
@@ -149,6 +172,24 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         inputs, labels = validate_data(self, X, y, reset=first, dtype=np.float64, y_numeric=False)
         check_classification_targets(labels)
         return inputs, column_or_1d(labels, warn=True)
+
+    def _weighted(
+        self, inputs: NDArray[np.float64], labels: NDArray[Any], sample_weight: ArrayLike | None
+    ) -> tuple[NDArray[np.float64], NDArray[Any], NDArray[np.float64] | None]:
+        """The examples that count, with their weights: those given, times those of the classes."""
+        given = as_weights(sample_weight, len(labels), torch.float64)
+        weights = None if given is None else given.numpy()
+        if self.class_weight is not None:
+            classes = _weights_by_class(self.class_weight, labels)
+            weights = classes if weights is None else classes * weights
+        if weights is None:
+            return inputs, labels, None
+        counts = weights > 0
+        if not counts.any():
+            raise InputError(
+                "ReplayClassifier: the weights of all examples are zero; none is left."
+            )
+        return inputs[counts], labels[counts], weights[counts]
 
     def _agreed_classes(self, seen: NDArray[Any], classes: ArrayLike | None, first: bool) -> Any:
         """What ``classes_`` will be; an error if labels and classes contradict each other."""
@@ -185,7 +226,7 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.learner_ = Learner(
             model,
             ClassBalancedMemory(self.capacity),
-            LPR(model, self.omega_0, self.beta) if self.omega_0 else None,
+            None if self.omega_0 == 0 else LPR(model, self.omega_0, self.beta),
             loss=self.loss,
             averaging=AveragingOptions() if self.averaging is True else self.averaging or None,
             lr=self.lr,
@@ -217,12 +258,32 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         for group in learner.optimizer.param_groups:
             group["lr"] = learner.lr
 
-    def _learn(self, inputs: NDArray[np.float64], labels: NDArray[Any]) -> None:
+    def _learn(
+        self,
+        inputs: NDArray[np.float64],
+        labels: NDArray[Any],
+        weights: NDArray[np.float64] | None = None,
+    ) -> None:
         names = labels.tolist()
         for name in names:
             self._arrived.setdefault(name, len(self._arrived))
         indices = torch.tensor([self._arrived[name] for name in names])
-        self.learner_.learn_stream(inputs, indices, batch_size=self.batch_size)
+        self.learner_.learn_stream(
+            inputs, indices, batch_size=self.batch_size, sample_weight=weights
+        )
+
+
+def _weights_by_class(
+    class_weight: Mapping[Any, float] | str, labels: NDArray[Any]
+) -> NDArray[np.float64]:
+    """The weight of every example's class; 1 where nothing is said."""
+    if isinstance(class_weight, str):
+        one_of(("balanced",), class_weight=class_weight)
+        return np.asarray(compute_sample_weight(class_weight, labels))
+    if not isinstance(class_weight, Mapping):
+        raise InputError(f"class_weight={class_weight!r}; give a dict by label, or 'balanced'.")
+    at_least(0, **{f"class_weight[{label!r}]": weight for label, weight in class_weight.items()})
+    return np.array([float(class_weight.get(label, 1.0)) for label in labels.tolist()])
 
 
 class Standardised:

@@ -6,7 +6,9 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
+from proxreplay.batch import Inputs
 from proxreplay.errors import DivergenceError, InputError
+from proxreplay.proximal.layers.calling import Caller, logits_of
 from proxreplay.proximal.layers.capture import untouched
 
 BATCH_OF_ONE = "Expected more than 1 value per channel"
@@ -76,12 +78,12 @@ def _finite(tensor: Tensor) -> bool:
     return bool((tensor.coalesce().values() if tensor.is_sparse else tensor).isfinite().all())
 
 
-def check_batch_of_one(model: nn.Module, inputs: Tensor) -> None:
+def check_batch_of_one(model: nn.Module, inputs: Inputs, call: Caller | None = None) -> None:
     """Refuse one example that the model cannot be trained on alone; the model is left as it is."""
     try:
         with untouched(model):
             model.train()
-            model(inputs)
+            logits_of(model, inputs, call)
     except ValueError as error:
         if BATCH_OF_ONE in str(error):
             raise _batch_of_one() from error

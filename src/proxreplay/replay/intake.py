@@ -1,23 +1,56 @@
-"""What a learner lets in: inputs and labels of any kind become tensors that are safe to use."""
+"""What a learner lets in: inputs, labels and weights become tensors that are safe to use."""
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from proxreplay.batch import Batch
+from proxreplay.batch import WEIGHT, Batch, Inputs, each, length, part
 from proxreplay.errors import InputError
 from proxreplay.models.heads import GrowingHead
+from proxreplay.replay.inputs import InputKind, as_batch_of_one, as_inputs, as_tensors
+from proxreplay.replay.labels import Indices, Labels, is_one_label, plain
+from proxreplay.replay.weights import as_weights
 
-Indices = Tensor  # int64 ``[n]``: which output of the head
 REACH = 10_000  # how far an integer label may be beyond the outputs of a growing head
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A batch that may be learned.
+
+    Args:
+        batch: those examples that count.
+        counts: for each example that was given, whether it counts: its weight is above 0; None if
+            all do.
+    """
+
+    batch: Batch
+    counts: Tensor | None = None
+
+    def ids(self, stored: Tensor) -> tuple[int, ...]:
+        """One id per example that was given, from those of the batch; -1 where it did not count."""
+        if self.counts is None:
+            return tuple(stored.tolist())
+        ids = torch.full((len(self.counts),), -1)
+        ids[self.counts] = stored
+        return tuple(ids.tolist())
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model gives for one input.
+
+    Args:
+        number: of outputs.
+        direct: whether calling the model with the inputs gives the logits; if not, it is called in
+            another way, or gives an object that holds them.
+    """
+
+    number: int
+    direct: bool = True
 
 
 class Intake:
@@ -34,52 +67,89 @@ class Intake:
         self.labels = Labels()
         self.kind: InputKind | None = None
         self.outputs: int | None = None  # of a fixed head
+        self.direct: bool | None = None  # see `Outputs`; None before the first batch
 
     def admit(
         self,
         x: Any,
         y: Any,
-        try_out: Callable[[Tensor], int],
+        try_out: Callable[[Inputs], Outputs],
         check: Callable[[Batch], None] = lambda batch: None,
-    ) -> Batch:
+        sample_weight: Any = None,
+    ) -> Admitted:
         """Check a stream batch and take note of what is new in it.
 
         Args:
             x: inputs ``[n, ...]``, or a `Batch` (without ``y``), or one example.
             y: labels ``[n]``, or that of the one example.
-            try_out: from inputs to the number of outputs that the model has for them.
+            try_out: from one input to what the model gives for it.
             check: raises if there is something else against the batch.
+            sample_weight: how much each example counts, ``[n]``; None for all the same.
         """
         given = x if isinstance(x, Batch) else None
         if (given is None) == (y is None):
             raise InputError("Learner: give inputs and labels, or one Batch.")
         if given is not None:
+            if sample_weight is None:
+                sample_weight = given.weight
             x, y = given.inputs, given.labels
-        if _is_one_label(y):
-            x, y = as_tensor(x)[None], [y]
+        if is_one_label(y):
+            x, y = as_batch_of_one(x), [y]
         inputs = self.check(x)
-        indices, labels = self.labels.meet(y)
-        batch = Batch(
-            inputs,
-            indices,
-            position=None if given is None else given.position,
-            train=given is None or given.train,
-        )
-        self.check_reach(indices)
-        outputs = self.outputs
-        if self.kind is None or (outputs is None and not self.heads):
-            outputs = try_out(inputs[:1])
-        if not self.heads and outputs is not None and int(indices.max()) >= outputs:
-            raise InputError(
-                f"Learner: {int(indices.max()) + 1} classes, but the model has {outputs} outputs; "
-                "build it with more, or with a growing head (num_classes=None)."
-            )
+        weights = as_weights(sample_weight, length(inputs), self.floating)
+        admitted, labels = self._counting(inputs, y, weights, given)
+        batch = admitted.batch
+        if len(batch) == 0:
+            return admitted
+        outputs = self._outputs_for(batch, try_out)
         check(batch)
         self.labels, self.kind = labels, InputKind.of(inputs)
-        self.outputs = None if self.heads else outputs
-        return batch
+        if outputs is not None:
+            self.outputs = None if self.heads else outputs.number
+            self.direct = outputs.direct
+        return admitted
 
-    def check_reach(self, indices: Tensor) -> None:
+    def _counting(
+        self, inputs: Inputs, y: Any, weights: Tensor | None, given: Batch | None
+    ) -> tuple[Admitted, Labels]:
+        """The examples that count, and the labels known afterwards."""
+        indices, labels = self.labels.meet(y)
+        beside = {} if weights is None else {WEIGHT: weights}
+        position = None if given is None else given.position
+        train = given is None or given.train
+        batch = Batch(inputs, indices, beside, position=position, train=train)
+        if weights is None or bool((weights > 0).all()):
+            return Admitted(batch), labels
+        counts = weights > 0
+        chosen = counts.nonzero()[:, 0]
+        one_by_one = list(plain(y))
+        indices, labels = self.labels.meet([one_by_one[i] for i in chosen.tolist()])
+        batch = Batch(
+            each(inputs, lambda tensor: tensor.index_select(0, chosen.to(tensor.device))),
+            indices,
+            {WEIGHT: weights[chosen]},
+            position=position,
+            train=train,
+        )
+        return Admitted(batch, counts), labels
+
+    def _outputs_for(self, batch: Batch, try_out: Callable[[Inputs], Outputs]) -> Outputs | None:
+        """What the model gives, where it has to be tried out; labels without output are refused."""
+        self.check_reach(batch.labels)
+        untried = self.kind is None or self.direct is None
+        found = None
+        if untried or (self.outputs is None and not self.heads):
+            found = try_out(part(batch.inputs, slice(1)))
+        outputs = self.outputs if found is None else found.number
+        largest = int(batch.labels.max())
+        if not self.heads and outputs is not None and largest >= outputs:
+            raise InputError(
+                f"Learner: {largest + 1} classes, but the model has {outputs} outputs; "
+                "build it with more, or with a growing head (num_classes=None)."
+            )
+        return found
+
+    def check_reach(self, indices: Indices) -> None:
         """Refuse integer labels for which a head would have to grow out of all proportion."""
         largest = int(indices.max())
         for head in self.heads:
@@ -99,12 +169,12 @@ class Intake:
         self.labels = self.labels.without(index)
         return int(index)
 
-    def check(self, x: Any) -> Tensor:
-        """Inputs as a tensor, if they are of the same kind as earlier ones."""
-        tensor = as_tensor(x)
-        if self.kind is not None and tuple(tensor.shape) == self.kind.shape:
-            tensor = tensor[None]  # one example
-        inputs = as_inputs(tensor, self.floating)
+    def check(self, x: Any) -> Inputs:
+        """Inputs as tensors, if they are of the same kind as earlier ones."""
+        tensors = as_tensors(x)
+        if self.kind is not None and self.kind.is_one(tensors):
+            tensors = as_batch_of_one(tensors)
+        inputs = as_inputs(tensors, self.floating)
         kind = InputKind.of(inputs)
         if self.kind is not None and kind != self.kind:
             raise InputError(
@@ -123,6 +193,7 @@ class Intake:
             },
             "inputs": None if self.kind is None else self.kind.to_dict(),
             "outputs": self.outputs,
+            "direct": self.direct,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -130,245 +201,4 @@ class Intake:
         self.labels = Labels(**state["labels"])
         self.kind = None if state["inputs"] is None else InputKind.from_dict(state["inputs"])
         self.outputs = state["outputs"]
-
-
-def stream_batches(source: Any, y: Any, batch_size: int) -> Iterable[tuple[Any, Any]]:
-    """What a source holds, as the two arguments of `Learner.learn`."""
-    if y is not None:
-        source, y = _plain(source), _plain(y)
-        if len(source) != len(y):
-            raise InputError(
-                f"Learner.learn_stream: {len(source)} inputs but {len(y)} labels; give one each."
-            )
-        starts = range(0, len(source), batch_size)
-        return ((source[i : i + batch_size], y[i : i + batch_size]) for i in starts)
-    if isinstance(source, Dataset):
-        # A generator of its own: a DataLoader would draw a seed from the global one.
-        return DataLoader(source, batch_size=batch_size, generator=torch.Generator())
-    if isinstance(source, Batch):
-        return [(source, None)]
-    if isinstance(source, Iterable):
-        return _grouped(source, batch_size)
-    raise InputError(
-        f"Learner.learn_stream: a {type(source).__name__}; give arrays x and y, a Dataset, or an "
-        "iterable of batches or single examples."
-    )
-
-
-def _grouped(source: Iterable[Any], batch_size: int) -> Iterator[tuple[Any, Any]]:
-    """Batches as they are; single examples ``(x, y)`` by ``batch_size``."""
-    waiting: list[tuple[Any, Any]] = []
-    for item in chain(source, [None]):
-        if isinstance(item, Batch):
-            pair: tuple[Any, Any] | None = (item, None)
-        elif item is None or (isinstance(item, tuple | list) and len(item) == 2):
-            pair = None if item is None else (item[0], item[1])
-        else:
-            raise InputError(
-                f"Learner: a source of {type(item).__name__}; give Batch objects or pairs (x, y)."
-            )
-        single = pair is not None and pair[1] is not None and _is_one_label(pair[1])
-        if waiting and (not single or len(waiting) == batch_size):
-            inputs, labels = zip(*waiting, strict=True)
-            yield torch.stack([as_tensor(x) for x in inputs]), list(labels)
-            waiting = []
-        if single and pair is not None:
-            waiting.append(pair)
-        elif pair is not None:
-            yield pair
-
-
-@dataclass(frozen=True)
-class InputKind:
-    """What every input of a learner has in common: the shape and dtype of one example."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, inputs: Tensor) -> "InputKind":
-        """The kind of ``inputs [n, ...]``."""
-        return cls(tuple(inputs.shape[1:]), inputs.dtype)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"shape": self.shape, "dtype": str(self.dtype).removeprefix("torch.")}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "InputKind":
-        """The inverse of `to_dict`."""
-        return cls(tuple(values["shape"]), getattr(torch, values["dtype"]))
-
-    def __str__(self) -> str:
-        return f"{list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
-
-
-def as_tensor(x: Any) -> Tensor:
-    """A tensor as it is, detached; anything numpy reads as an array of numbers as a tensor."""
-    if not isinstance(x, Tensor):
-        try:
-            return _from_array(np.asarray(x))
-        except (ValueError, TypeError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(
-                f"Learner: inputs that are no array of numbers ({error}); give every example the "
-                "same shape."
-            ) from error
-    if x.layout != torch.strided or x.is_nested or x.is_quantized:
-        raise InputError("Learner: sparse, nested or quantized inputs; give a dense tensor.")
-    if x.is_meta:
-        raise InputError("Learner: inputs on the meta device hold no values; give real ones.")
-    return x.detach()
-
-
-def as_inputs(x: Any, floating: torch.dtype) -> Tensor:
-    """Inputs ``[n, ...]`` as a tensor, finite and not empty.
-
-    Args:
-        x: see `as_tensor`.
-        floating: what floating numbers are cast to, the dtype of the model.
-    """
-    tensor = as_tensor(x)
-    if tensor.ndim == 0 or len(tensor) == 0:
-        raise InputError(
-            f"Learner: inputs of shape {list(tensor.shape)} hold no example; give [n, ...] with n "
-            "of at least 1."
-        )
-    if tensor.is_complex():
-        raise InputError("Learner: complex inputs; give real numbers.")
-    if tensor.is_floating_point():
-        tensor = tensor.to(floating)
-        if not torch.isfinite(tensor).all():
-            raise InputError(
-                f"Learner: inputs hold NaN, infinity or what {floating} cannot hold; clean them "
-                "first."
-            )
-    return tensor
-
-
-def _from_array(array: NDArray[Any]) -> Tensor:
-    if array.dtype.kind not in "fiub":
-        raise InputError(
-            f"Learner: inputs of dtype {array.dtype}; give numbers, as a dense array or a tensor."
-        )
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-        array = array.astype(np.int64)  # torch computes with no wider unsigned numbers
-    # A writeable copy in native byte order: torch warns about, or refuses, everything else.
-    return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
-
-
-@dataclass(frozen=True)
-class Labels:
-    """Which label stands for which output of the head.
-
-    Integer labels are their own index. Other labels (strings, bools, tuples: anything hashable) get
-    indices in the order of arrival. The first batch decides which of the two it is.
-
-    >>> indices, labels = Labels().meet(["cat", "dog", "cat"])
-    >>> indices.tolist(), labels.names
-    ([0, 1, 0], ('cat', 'dog'))
-    >>> labels.decode(torch.tensor([1, 0])).tolist()
-    ['dog', 'cat']
-    """
-
-    kind: Literal["unknown", "integers", "names"] = "unknown"
-    names: tuple[Hashable, ...] = ()  # None for one that is forgotten
-    met: Collection[int] = frozenset()  # indices
-    _index: dict[Hashable, int] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        index = {name: i for i, name in enumerate(self.names) if name is not None}
-        object.__setattr__(self, "_index", index)
-        met = frozenset(index.values() if self.kind == "names" else self.met)
-        object.__setattr__(self, "met", met)
-
-    def without(self, index: int) -> "Labels":
-        """Without a label; its index is not given to another."""
-        names = tuple(None if i == index else name for i, name in enumerate(self.names))
-        return Labels(self.kind, names, frozenset(self.met) - {index})
-
-    def meet(self, y: Any) -> tuple[Indices, "Labels"]:
-        """The indices of labels, some maybe new, and the labels known afterwards."""
-        given = _read(y)
-        self._check_kind(given)
-        if isinstance(given, Tensor):
-            if len(given) and int(given.min()) < 0:
-                raise InputError(
-                    f"Learner: label {int(given.min())}; give integers of at least 0, or strings."
-                )
-            met = frozenset(given.tolist()).union(self.met)
-            same = self.kind == "integers" and len(met) == len(self.met)
-            return given, self if same else Labels("integers", met=met)
-        new = [name for name in dict.fromkeys(given) if name not in self._index]
-        known = Labels("names", (*self.names, *new)) if new else self
-        return known.find(given), known
-
-    def find(self, y: Any) -> Indices:
-        """The indices of labels; -1 for those that are not known."""
-        given = _read(y)
-        self._check_kind(given)
-        if isinstance(given, Tensor):
-            return given
-        return torch.tensor([self._index.get(name, -1) for name in given], dtype=torch.int64)
-
-    def decode(self, indices: Indices) -> NDArray[Any]:
-        """The labels that indices stand for: an array of int64 or of names."""
-        if self.kind != "names":
-            return indices.cpu().numpy()
-        names = np.empty(len(indices), dtype=object)  # numpy's own strings lose trailing NULs
-        names[:] = [self.names[i] for i in indices.tolist()]
-        return names
-
-    def _check_kind(self, given: Tensor | list[Hashable]) -> None:
-        kind = "integers" if isinstance(given, Tensor) else "names"
-        if self.kind not in (kind, "unknown"):
-            raise InputError(
-                f"Learner: labels that are {kind}, but earlier ones were {self.kind}; keep to one "
-                "of the two."
-            )
-
-
-def _plain(values: Any) -> Any:
-    """An array instead of a column or table of pandas or polars."""
-    return values.to_numpy() if hasattr(values, "to_numpy") else values
-
-
-def _is_one_label(y: Any) -> bool:
-    if isinstance(y, Tensor | np.ndarray):
-        return y.ndim == 0
-    return isinstance(y, str | bytes | int | np.generic)
-
-
-def _read(y: Any) -> Tensor | list[Hashable]:
-    """Integers as an int64 tensor; other labels as a list."""
-    y = _plain(y)
-    if isinstance(y, Tensor | np.ndarray):
-        if y.ndim != 1:
-            raise InputError(
-                f"Learner: labels of shape {list(y.shape)}; give one per example, [n]."
-            )
-        if isinstance(y, Tensor) and y.dtype in _INTEGERS:
-            return y.detach().to("cpu", torch.int64)
-        if isinstance(y, np.ndarray) and y.dtype.kind in "iu":
-            return torch.from_numpy(y.astype(np.int64))
-        y = y.tolist()
-    if not isinstance(y, Sequence) or isinstance(y, str | bytes):
-        raise InputError(
-            f"Learner: labels of type {type(y).__name__}; give one label per example: a tensor, "
-            "an array or a list."
-        )
-    return _read_list(y)
-
-
-def _read_list(y: Sequence[Any]) -> Tensor | list[Hashable]:
-    labels = [value.item() if isinstance(value, Tensor | np.generic) else value for value in y]
-    if all(isinstance(label, int) and not isinstance(label, bool) for label in labels):
-        return torch.tensor(labels, dtype=torch.int64)
-    for label in labels:
-        if label is None or isinstance(label, float) or not isinstance(label, Hashable):
-            raise InputError(
-                f"Learner: a label {label!r} of type {type(label).__name__}; give integers of at "
-                "least 0, or names such as strings."
-            )
-    return labels
+        self.direct = state.get("direct")

@@ -3,21 +3,22 @@
 import copy
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from proxreplay.batch import Batch
+from proxreplay.batch import Batch, length
+from proxreplay.distributed import Processes
 from proxreplay.errors import InputError
-from proxreplay.models.heads import replace_in_optimizer_
 from proxreplay.options import AveragingOptions, LearnerOptions, RefreshOptions, at_least, count
-from proxreplay.proximal.rules.base import GradientRule
+from proxreplay.proximal.layers.calling import Caller
+from proxreplay.proximal.rules.base import GradientRule, seen_by
 from proxreplay.replay.averaging import DEFAULT_AVERAGING, EMA
-from proxreplay.replay.guard import Guard, check_batch_of_one
-from proxreplay.replay.intake import InputKind, stream_batches
-from proxreplay.replay.losses import SEPARATE, Loss, er, needs_of
+from proxreplay.replay.guard import Guard
+from proxreplay.replay.intake import Admitted
+from proxreplay.replay.losses import Loss, er, needs_of
+from proxreplay.replay.meeting import Meeting
 from proxreplay.replay.memory import ClassBalancedMemory, Memory
 from proxreplay.replay.parts import (
     Learned,
@@ -28,16 +29,18 @@ from proxreplay.replay.parts import (
     summary,
 )
 from proxreplay.replay.placement import compile_
-from proxreplay.replay.predicting import Predictor, Transform, changing
+from proxreplay.replay.predicting import Transform, changing
 from proxreplay.replay.saving import Saving
+from proxreplay.replay.sources import stream_batches
+from proxreplay.replay.together import Together
 from proxreplay.replay.views import Provider, Views
-from proxreplay.seeding import seeded
 
 
-class Learner(Saving, Predictor):
+class Learner(Saving, Meeting):
     """Learns from a stream, one batch at a time, and can predict at every moment.
 
-    Inputs are arrays or tensors ``[n, ...]``; floating ones are cast to the dtype of the model.
+    Inputs are arrays or tensors ``[n, ...]``, or a dict or tuple of these, which are the keyword
+    arguments or the arguments of the model; floating ones are cast to the dtype of the model.
     Labels are integers of at least 0, which are the index of their output, or names (strings,
     anything hashable), which get indices in the order of arrival.
 
@@ -45,7 +48,8 @@ class Learner(Saving, Predictor):
     loss or rule see the same replay and augmentation. torch's global generator is left alone.
 
     Args:
-        model: any module from inputs to logits; a `GrowingHead` inside it grows with the labels.
+        model: any module from inputs to logits, or to an object with ``logits``; a `GrowingHead`
+            inside it grows with the labels.
         memory: what is remembered for replay; None for a `ClassBalancedMemory`.
         rule: preconditions the gradients, or None for the plain optimizer.
         loss: the replay loss.
@@ -61,11 +65,15 @@ class Learner(Saving, Predictor):
             what GPM and SGP should have.
         refresh_augment: whether a refresh sees augmented inputs, as training does.
         transform: from stored inputs to what the model sees; a generator switches augmentation on.
+        call: from the model and inputs to logits, where that is not ``model(inputs)``,
+            ``model(*inputs)`` or ``model(**inputs)``.
         device: where the model goes; None for where it is.
         channels_last: keep 4-d tensors in NHWC order, which is faster, where torch does it safely.
         compile: let ``torch.compile`` take over what has no growing head; the first steps then
             take minutes.
         observers: see `Observer`.
+        processes: those that learn this model together (docs/scale.md); None for those of torch's
+            default process group, if one is up, each with its own share of every batch.
         seed: of everything random inside: replay, augmentation, refresh, new rows of the head.
 
     >>> from proxreplay import LPR
@@ -93,10 +101,12 @@ class Learner(Saving, Predictor):
         refresh_samples: int | None = LearnerOptions.refresh_samples,  # n in the paper
         refresh_augment: bool = True,
         transform: Transform | None = None,
+        call: Caller | None = None,
         device: torch.device | str | None = None,
         channels_last: bool = True,
         compile: bool = False,
         observers: Sequence[Observer] = (),
+        processes: Processes | None = None,
         seed: int = 0,
     ) -> None:
         count(
@@ -106,12 +116,13 @@ class Learner(Saving, Predictor):
             refresh_samples=refresh_samples,
         )
         at_least(0, lr=lr)
-        check_parts(model, memory, rule, loss, averaging, transform)
+        check_parts(model, memory, rule, loss, averaging, transform, call)
         if isinstance(averaging, AveragingOptions):
             averaging = EMA.of(model, averaging)
-        super().__init__(model, averaging, transform, device, channels_last)
+        super().__init__(model, averaging, transform, device, channels_last, call)
         self.memory = ClassBalancedMemory(LearnerOptions.capacity) if memory is None else memory
-        self.rule = rule
+        self.rule = rule if rule is None else rule.called_by(call)
+        self.together = Together(processes, rule)
         self.loss = loss
         self.lr = LearnerOptions.lr if lr is None and optimizer is None else lr
         self.steps_per_batch = steps_per_batch
@@ -126,46 +137,46 @@ class Learner(Saving, Predictor):
             compile_(model, self.placement.device)
         self.optimizer = make_optimizer(model, lr, optimizer)
         self.views = Views(self.memory, self._see, self.placement.device, seed)
-        if len(self.memory) > 0:
-            self.intake.kind = InputKind.of(self.memory.inputs(1, torch.Generator()))
-            labels = torch.tensor(list(self.memory.class_counts))
-            self.intake.check_reach(labels)
-            _, self.intake.labels = self.intake.labels.meet(labels)
-            self._meet(labels)
-        self.provider = Provider(model, needs_of(loss), averaging)
+        self._meet_memory()
+        self.provider = Provider(model, needs_of(loss), averaging, call)
         self._fresh_rule = None if rule is None else copy.deepcopy(rule.state_dict())
         self._watched_loss = loss
         for observer in observers:
             self._watched_loss = observer.watch(self, self._watched_loss)
 
     @changing
-    def learn(self, x: Any, y: Any = None) -> Learned:
+    def learn(self, x: Any, y: Any = None, *, sample_weight: Any = None) -> Learned:
         """Learn from one stream batch: S steps, memory update, refresh when due.
 
         Args:
             x: inputs ``[n, ...]`` or one example; or a `Batch`, which may only be to remember.
             y: labels ``[n]``, or that of the one example; None with a `Batch`.
+            sample_weight: how much each example counts in the loss, now and when it is replayed,
+                ``[n]``; an example of weight 0 is left out. None for all the same.
 
         Raises:
             DivergenceError: a step's loss or gradient is not finite; that step was not made.
         """
-        incoming = self._admit(x, y)
-        if not incoming.train:
-            return self._remember(incoming)
+        admitted = self._admit(*self.together.joint(self, x, y, sample_weight))
+        incoming = admitted.batch
+        if not incoming.train or len(incoming) == 0:
+            return self._remember(admitted)
         losses, guard = [], Guard(self.model, self.views.generators)
         self.model.train()
-        with self._own_randomness():
+        with self.together.randomness(self):
             for step in range(self.steps_per_batch):
-                with guard:
+                with guard, self.together.sharing(self.provider.models, len(incoming)):
                     batch = self.views.of(incoming, "incoming")
-                    replay = self.provider.replay(self.views, self.replay_batch)
-                    batch, replay = self.provider.taught(batch, replay)
+                    drawn = self.provider.replay(self.views, self.replay_batch)
+                    batch, replay = self.provider.taught(batch, drawn)
                     if step == self.steps_per_batch - 1:
                         incoming = self.provider.with_logits(incoming, batch)
-                    loss = self._watched_loss(self.model, batch, replay)
-                    self.optimizer.zero_grad()
-                    loss.backward()
-                    guard.check_finite(loss)
+                    with seen_by(self.rule, batch, replay):
+                        loss = self._watched_loss(self.network, batch, replay)
+                        self.optimizer.zero_grad()
+                        loss.backward()
+                        self.together.average_(self.model)
+                        guard.check_finite(loss)
                 if self.rule is not None:
                     self.rule.observe(batch, self._reference(self.rule, replay))
                     self.rule.step_()
@@ -177,7 +188,9 @@ class Learner(Saving, Predictor):
         self.batches_learned += 1
         due = self.refresh_every is not None and self.batches_learned % self.refresh_every == 0
         refreshed = self.refresh() if due else None
-        return Learned(float(torch.stack(losses).mean()), ids, refreshed)
+        self.together.check(self)
+        given = self.together.own(admitted.ids(ids))
+        return Learned(float(torch.stack(losses).mean()), given, refreshed)
 
     @changing
     def refresh(self, inputs: Any = None) -> int | None:
@@ -188,21 +201,23 @@ class Learner(Saving, Predictor):
                 ``refresh_samples`` examples of the memory.
 
         Returns:
-            How many examples it was rebuilt from; None if there is no rule or nothing to remember.
+            How many examples it was rebuilt from; None if it was not.
         """
-        if self.rule is None or (inputs is None and len(self.memory) == 0):
+        empty = inputs is None and len(self.memory) == 0
+        if empty or self.rule is None or not self.rule.needs_refresh:
             return None
         if inputs is None:
             seen = self.views.to_refresh(self.refresh_samples, augment=self.refresh_augment)
         else:
             seen = self.view(inputs)
-        self.rule.refresh(seen, of=len(self.memory) if inputs is None else len(seen))
-        return len(seen)
+        n = length(seen)
+        self.rule.refresh(seen, of=len(self.memory) if inputs is None else n)
+        return n
 
     @changing
-    def remember(self, x: Any, y: Any = None) -> Learned:
+    def remember(self, x: Any, y: Any = None, *, sample_weight: Any = None) -> Learned:
         """Put a batch into the memory without learning from it now."""
-        return self._remember(self._admit(x, y))
+        return self._remember(self._admit(*self.together.joint(self, x, y, sample_weight)))
 
     @changing
     def forget(self, *, label: Any = None, ids: Iterable[int] | Tensor | None = None) -> int:
@@ -235,65 +250,45 @@ class Learner(Saving, Predictor):
             self.refresh()
         return removed
 
-    def learn_stream(self, source: Any, y: Any = None, *, batch_size: int = 10) -> Self:
+    def learn_stream(
+        self, source: Any, y: Any = None, *, batch_size: int = 10, sample_weight: Any = None
+    ) -> Self:
         """Learn from everything a source holds, in its order.
 
         Args:
             source: arrays (with ``y``), a torch ``Dataset`` of single examples, or an iterable (a
-                ``DataLoader``, a generator, a `Stream`) of `Batch` objects or ``(x, y)`` pairs,
-                each a batch or a single example.
+                ``DataLoader``, a generator, a `Stream`) of `Batch` objects, ``(x, y)``,
+                ``(x, y, weight)`` or dicts with ``labels``, each a batch or a single example.
             y: labels, where ``source`` is the inputs.
             batch_size: examples per stream batch, where the source holds single examples.
+            sample_weight: see `learn`; with ``y``.
         """
         count(batch_size=batch_size)
-        for inputs, labels in stream_batches(source, y, batch_size):
-            self.learn(inputs, labels)
+        for inputs, labels, weights in stream_batches(source, y, batch_size, sample_weight):
+            self.learn(inputs, labels, sample_weight=weights)
+        self.together.ended()
         return self
 
     def __repr__(self) -> str:
         return summary(self)
 
-    def _admit(self, x: Any, y: Any) -> Batch:
-        """Check a batch; if all of it is good, get ready for what is new in it."""
-        batch = self.intake.admit(x, y, self._try_out, self._check)
-        self._meet(batch.labels)
-        return batch
-
-    def _check(self, batch: Batch) -> None:
-        """Refuse one example that BatchNorm would see alone in train mode."""
-        joined = len(self.memory) > 0 and not isinstance(self.loss, SEPARATE)
-        if len(batch) == 1 and not joined and (batch.train or self.provider.needs.stored_logits):
-            check_batch_of_one(self.model, self._see(batch.inputs))
-
-    def _meet(self, indices: Tensor) -> None:
-        """Grow the head for labels that are new."""
-        for head in self.heads:
-            before = list(head.parameters())
-            if head.grow(int(indices.max()) + 1, self.views.generators["head"]):
-                replace_in_optimizer_(self.optimizer, before, list(head.parameters()))
-            head.activate(indices)
-        if self.averaging is not None:
-            self.averaging.follow_growth_()
-            self.averaging.meet_(indices.tolist())
-
     def _reference(self, rule: GradientRule, replay: Batch | None) -> Batch | None:
         """What the rule compares this step with: a draw of its own, or what was replayed."""
-        n = rule.reference_samples
-        return replay if n is None else self.views.draw(n, "reference")
+        own = rule.reference_samples
+        return replay if own is None else self.views.draw(own, "reference")
 
-    def _remember(self, incoming: Batch) -> Learned:
+    def _remember(self, admitted: Admitted) -> Learned:
+        incoming = admitted.batch
+        if len(incoming) == 0:
+            return Learned(math.nan, admitted.ids(incoming.labels))
         if self.provider.needs.stored_logits:
             self.model.train()
-            with self._own_randomness():
+            with self.together.randomness(self):
                 incoming = self.provider.with_logits(incoming, self.views.of(incoming, "incoming"))
-        return Learned(math.nan, self._store(incoming))
+        return Learned(math.nan, self.together.own(admitted.ids(self._store(incoming))))
 
-    def _store(self, incoming: Batch) -> tuple[int, ...]:
+    def _store(self, incoming: Batch) -> Tensor:
         ids = self.memory.add(incoming, self.views.generators["memory"])
         self.provider.after_batch(self.batches_seen)
         self.batches_seen += 1
-        return tuple(ids.tolist())
-
-    def _own_randomness(self) -> AbstractContextManager[None]:
-        """Seeds what dropout and the like draw from, by the stream batch: no state to keep."""
-        return seeded(self.seed, f"model/{self.batches_seen}", self.placement.device)
+        return ids

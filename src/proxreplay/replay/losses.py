@@ -3,26 +3,38 @@
 Symbols: ``B`` is the incoming batch, ``M`` the replayed one, ``CE`` the mean cross-entropy, ``z``
 the logits. A loss with nothing to replay (``replay`` is None) is ``CE(B)``.
 
+Weights: every mean over examples in a formula here is ``sum_i w_i l_i / sum_i w_i`` with the
+weights ``w = batch.weight`` (1 where there are none), times those of their classes. So an example
+of weight 2 counts as two of weight 1. All means are made by `weighted_mean`.
+
 The lower-case names are ready to use with the defaults; the classes take the options:
 
-    loss=lode                  loss=rho=0.05)
+    loss=lode                  loss=Lode(rho=0.05)
 
 A loss is pure. What it needs beyond inputs and labels it declares as `Needs`, and finds in
 ``replay.extras``; a loop of your own provides it, and `Learner` does so by itself.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from proxreplay.batch import Batch
+from proxreplay.batch import Batch, merged
 from proxreplay.errors import InputError
 from proxreplay.models.heads import INACTIVE_LOGIT
 from proxreplay.options import LossOptions, at_least
+from proxreplay.replay.weights import (
+    as_class_weight,
+    at_least_tiny,
+    joint_weight,
+    weighted_mean,
+    with_class_weight,
+)
 
 Loss = Callable[[nn.Module, Batch, Batch | None], Tensor]
 
@@ -55,32 +67,66 @@ def needs_of(loss: Loss) -> Needs:
 
 
 @dataclass(frozen=True)
-class Finetune:
+class ReplayLoss(ABC):
+    """A loss whose classes may have weights.
+
+    Args:
+        class_weight: by output (integer labels are their output), what the weights of the examples
+            of that class are multiplied with, in every term of the loss; 1 where nothing is said.
+            A dict, or numbers for the outputs from 0 on.
+    """
+
+    class_weight: Any = field(default=None, kw_only=True, metadata={"added": True})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "class_weight", as_class_weight(self.class_weight))
+
+    def __call__(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+        """The loss, a number."""
+        if self.class_weight is not None:
+            incoming = with_class_weight(incoming, self.class_weight)
+            replay = None if replay is None else with_class_weight(replay, self.class_weight)
+        return self.value(model, incoming, replay)
+
+    def __repr__(self) -> str:
+        shown = {f.name: getattr(self, f.name) for f in fields(self)}
+        if shown["class_weight"] is None:
+            del shown["class_weight"]
+        options = ", ".join(f"{name}={value!r}" for name, value in shown.items())
+        return f"{type(self).__name__}({options})"
+
+    @abstractmethod
+    def value(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+        """The loss, given weights that are those of the classes too."""
+
+
+@dataclass(frozen=True, repr=False)
+class Finetune(ReplayLoss):
     """No replay at all: ``L = CE(B)``."""
 
     needs: ClassVar[Needs] = Needs(draws=0)
 
-    def __call__(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+    def value(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
         """Mean cross-entropy of the incoming batch."""
-        return F.cross_entropy(model(incoming.inputs), incoming.labels)
+        return cross_entropy(model(incoming.inputs), incoming)
 
 
-@dataclass(frozen=True)
-class Er:
+@dataclass(frozen=True, repr=False)
+class Er(ReplayLoss):
     """Experience replay: ``L = CE(B u M)``, the mean over all examples of one joint forward."""
 
     needs: ClassVar[Needs] = Needs()
 
-    def __call__(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+    def value(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
         """Mean cross-entropy over both batches."""
         if replay is None:
-            return F.cross_entropy(model(incoming.inputs), incoming.labels)
-        logits = model(torch.cat([incoming.inputs, replay.inputs]))
-        return F.cross_entropy(logits, torch.cat([incoming.labels, replay.labels]))
+            return cross_entropy(model(incoming.inputs), incoming)
+        logits = model(merged([incoming.inputs, replay.inputs]))
+        return cross_entropy(logits, incoming, replay)
 
 
-@dataclass(frozen=True)
-class ErAce:
+@dataclass(frozen=True, repr=False)
+class ErAce(ReplayLoss):
     """Asymmetric cross-entropy: incoming examples compete among the classes of their batch only.
 
         L = alpha CE_Cn(B) + (1 - alpha) CE(M),     Cn = labels present in B
@@ -93,22 +139,23 @@ class ErAce:
     needs: ClassVar[Needs] = Needs()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.alpha <= 1:
             raise InputError(f"ErAce: alpha={self.alpha}; give a number from 0 to 1.")
 
-    def __call__(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+    def value(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
         """Two forwards: incoming, replay."""
         logits: Tensor = model(incoming.inputs)
         if replay is None:
-            return F.cross_entropy(logits, incoming.labels)
+            return cross_entropy(logits, incoming)
         new = present(incoming.labels, logits.shape[1])
-        within = F.cross_entropy(restricted(logits, new), incoming.labels)
-        replayed = F.cross_entropy(model(replay.inputs), replay.labels)
+        within = cross_entropy(restricted(logits, new), incoming)
+        replayed = cross_entropy(model(replay.inputs), replay)
         return self.alpha * within + (1 - self.alpha) * replayed
 
 
-@dataclass(frozen=True)
-class Lode:
+@dataclass(frozen=True, repr=False)
+class Lode(ReplayLoss):
     """Loss decoupling: telling new classes apart and telling new from old are weighted apart.
 
         L = 1/2 ( CE_Cn(B) + beta_2 mean_B[ lse(z) - lse(z_Cn) ] + CE(M) )
@@ -129,19 +176,21 @@ class Lode:
     needs: ClassVar[Needs] = Needs()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least(0, rho=self.rho)
         at_least(1, classes_per_task=self.classes_per_task)
 
-    def __call__(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+    def value(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
         """Two forwards: incoming, replay."""
         logits: Tensor = model(incoming.inputs)
         if replay is None:
-            return F.cross_entropy(logits, incoming.labels)
+            return cross_entropy(logits, incoming)
         new, beta_2 = self._split(incoming.labels, logits.shape[1])
         logits_new = restricted(logits, new)
-        within = F.cross_entropy(logits_new, incoming.labels)
-        between = (logits.logsumexp(dim=1) - logits_new.logsumexp(dim=1)).mean()
-        replayed = F.cross_entropy(model(replay.inputs), replay.labels)
+        within = cross_entropy(logits_new, incoming)
+        pushed = logits.logsumexp(dim=1) - logits_new.logsumexp(dim=1)
+        between = weighted_mean(pushed, incoming.weight)
+        replayed = cross_entropy(model(replay.inputs), replay)
         return 0.5 * (within + beta_2 * between + replayed)
 
     def _split(self, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -156,8 +205,8 @@ class Lode:
         return new, beta_2
 
 
-@dataclass(frozen=True)
-class Derpp:
+@dataclass(frozen=True, repr=False)
+class Derpp(ReplayLoss):
     """Dark experience replay++, with the logits each example had when it was stored.
 
         L = CE(B) + logit_weight MSE(z(M1), stored logits) + replay_weight CE(M2)
@@ -175,22 +224,24 @@ class Derpp:
     needs: ClassVar[Needs] = Needs(draws=2, stored_logits=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least(0, replay_weight=self.replay_weight, logit_weight=self.logit_weight)
 
-    def __call__(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+    def value(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
         """Three forwards: incoming, first draw, second draw."""
-        new = F.cross_entropy(model(incoming.inputs), incoming.labels)
+        new = cross_entropy(model(incoming.inputs), incoming)
         if replay is None:
             return new
-        stored = _extra(replay, "logits", "Derpp")
         half = len(replay) // 2
-        distance = logit_distance(model(replay.inputs[:half]), stored[:half])
-        replayed = F.cross_entropy(model(replay.inputs[half:]), replay.labels[half:])
+        first, second = replay[:half], replay[half:]
+        stored = _extra(first, "logits", "Derpp")
+        distance = logit_distance(model(first.inputs), stored, first.weight)
+        replayed = cross_entropy(model(second.inputs), second)
         return new + self.logit_weight * distance + self.replay_weight * replayed
 
 
-@dataclass(frozen=True)
-class DerppSnapshot:
+@dataclass(frozen=True, repr=False)
+class DerppSnapshot(ReplayLoss):
     """What the LPR paper calls DER: the logits to stay close to come from a lagging copy.
 
         L = CE(B) + logit_weight MSE(z(M), z_teacher(M)) + replay_weight CE(M)
@@ -208,6 +259,7 @@ class DerppSnapshot:
     every: int = LossOptions.teacher_every
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least(0, replay_weight=self.replay_weight, logit_weight=self.logit_weight)
         at_least(1, every=self.every)
 
@@ -216,15 +268,25 @@ class DerppSnapshot:
         """A teacher."""
         return Needs(teacher_every=self.every)
 
-    def __call__(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+    def value(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
         """Two forwards: incoming, replay."""
-        new = F.cross_entropy(model(incoming.inputs), incoming.labels)
+        new = cross_entropy(model(incoming.inputs), incoming)
         if replay is None:
             return new
         logits = model(replay.inputs)
-        distance = logit_distance(logits, _extra(replay, "teacher", "DerppSnapshot"))
-        replayed = F.cross_entropy(logits, replay.labels)
+        teacher = _extra(replay, "teacher", "DerppSnapshot")
+        distance = logit_distance(logits, teacher, replay.weight)
+        replayed = cross_entropy(logits, replay)
         return new + self.logit_weight * distance + self.replay_weight * replayed
+
+
+def cross_entropy(logits: Tensor, *batches: Batch) -> Tensor:
+    """``CE`` of the examples of one or several batches, whose logits are one after the other."""
+    labels = torch.cat([batch.labels for batch in batches])
+    weight = joint_weight(*batches)
+    if weight is None:
+        return F.cross_entropy(logits, labels)
+    return weighted_mean(F.cross_entropy(logits, labels, reduction="none"), weight)
 
 
 def present(labels: Tensor, classes: int) -> Tensor:
@@ -239,17 +301,21 @@ def restricted(logits: Tensor, classes: Tensor) -> Tensor:
     return logits.masked_fill(~classes, float("-inf"))
 
 
-def logit_distance(logits: Tensor, target: Tensor) -> Tensor:
+def logit_distance(logits: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
     """``MSE(z, target)`` over the classes that both know; 0 if there are none.
 
     Args:
         logits: ``[n, classes]``.
         target: ``[n, at most classes]``; NaN or the logit of an inactive output is unknown.
+        weight: of every example, ``[n]``.
     """
     logits = logits[:, : target.shape[1]]
     known = ~target.isnan() & (target != INACTIVE_LOGIT) & (logits != INACTIVE_LOGIT)
     difference = (logits - target.masked_fill(~known, 0)).masked_fill(~known, 0)
-    return difference.square().sum() / known.sum().clamp(min=1)
+    if weight is None:
+        return difference.square().sum() / known.sum().clamp(min=1)
+    shares = weight[:, None] * known
+    return (shares * difference.square()).sum() / at_least_tiny(shares.sum())
 
 
 def _extra(replay: Batch, name: str, loss: str) -> Tensor:

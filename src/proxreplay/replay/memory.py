@@ -15,18 +15,19 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from numbers import Integral
 from operator import index
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from proxreplay.batch import Batch
+from proxreplay.batch import Batch, Inputs, each, is_input, named, unnamed
 from proxreplay.errors import InputError
 from proxreplay.options import count
 from proxreplay.replay.storage import Storage
 
-RESERVED = ("inputs", "labels", "id", "position")
+RESERVED = ("labels", "id", "position")
 
 
 @dataclass
@@ -74,7 +75,8 @@ class Memory:
 
     Every example ever offered gets an id, counting up from 0. Stored beside inputs, labels and the
     extras of its batch are its ``id`` and its stream ``position`` (that of the batch, or how many
-    batches were added before).
+    batches were added before). The extra ``weight`` may come with some batches only: it is 1 for
+    all other examples.
 
     A floating extra may grow in its last size (the logits of a growing head): what was stored
     earlier is padded with NaN. Everything else keeps the dtype and shape of the first batch.
@@ -169,6 +171,20 @@ class Memory:
         """The ids of the examples stored, ``[len]`` int64, in the order of `batches`."""
         return torch.tensor(self._storage.ids, dtype=torch.int64)
 
+    @property
+    def next_id(self) -> int:
+        """The id that the next example gets."""
+        return self._next_id
+
+    def skip_ids(self, next_id: int) -> None:
+        """Give out no id below ``next_id`` from now on.
+
+        A memory that went back to an earlier state would give out the ids of the examples that it
+        lost once more; ids name examples, also those in copies made before.
+        """
+        count(0, next_id=next_id)
+        self._next_id = max(self._next_id, next_id)
+
     @torch.no_grad()
     def add(self, batch: Batch, generator: torch.Generator) -> Tensor:
         """Offer a batch to the memory.
@@ -207,18 +223,19 @@ class Memory:
         count(n=n)
         return _batch(self._storage.gather(distinct(n, len(self), generator)))
 
-    def inputs(self, n: int | None = None, generator: torch.Generator | None = None) -> Tensor:
+    def inputs(self, n: int | None = None, generator: torch.Generator | None = None) -> Inputs:
         """Copies of the stored inputs, all or a random ``n``, for a refresh."""
         self._check_not_empty("inputs")
-        stored = self._storage.tensors["inputs"]
+        stored = unnamed(self._storage.tensors)
         count(n=n)
         if n is None or n >= len(self):
-            return stored[: len(self)].clone()
+            return each(stored, lambda tensor: tensor[: len(self)].clone())
         if generator is None:
             raise InputError(
                 f"{self._name}.inputs: n={n} without a generator; give one, or n=None for all."
             )
-        return stored.index_select(0, distinct(n, len(self), generator).to(stored.device))
+        rows = distinct(n, len(self), generator)
+        return each(stored, lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
 
     def batches(self, size: int = 256) -> Iterator[Batch]:
         """Every example once, in batches of ``size``; the memory must not change meanwhile."""
@@ -259,7 +276,16 @@ class Memory:
         return len(gone)
 
     def remove_class(self, label: int) -> int:
-        """Delete the examples of a class; returns how many were stored."""
+        """Delete the examples of a class; returns how many were stored.
+
+        Args:
+            label: as it is stored, an integer; `Learner.forget` takes the labels that users gave.
+        """
+        if not isinstance(label, Integral):
+            raise InputError(
+                f"{self._name}.remove_class: {label!r} is no integer, and memories know no names; "
+                "delete through the learner: learner.forget(label=...)."
+            )
         labels = self._storage.tensors["labels"][: len(self)].tolist() if len(self) else []
         gone = [i for i, other in zip(self._storage.ids, labels, strict=True) if other == label]
         if gone:
@@ -312,6 +338,7 @@ class Memory:
         for group in groups.values():
             heapq.heapify(group.heap)
         self._storage, self._groups, self._counts = storage, groups, counts
+        self._quotas = None  # those of before may be for other classes
         self.capacity = state["capacity"]
         self._next_id, self._batches = state["next_id"], state["batches"]
         self._changes += 1
@@ -328,7 +355,7 @@ class Memory:
         """The fields of a batch, checked against what is stored."""
         if batch.labels.dtype != torch.int64:
             raise InputError(f"{self._name}.add: labels of dtype {batch.labels.dtype}; give int64.")
-        taken = sorted(set(RESERVED) & batch.extras.keys())
+        taken = sorted(name for name in batch.extras if name in RESERVED or is_input(name))
         if taken:
             raise InputError(
                 f"{self._name}.add: extras named {taken}; the memory writes those itself. "
@@ -337,14 +364,13 @@ class Memory:
         n = len(batch)
         position = self._batches if batch.position is None else batch.position
         rows = {
-            "inputs": batch.inputs,
+            **named(batch.inputs),
             "labels": batch.labels,
             **batch.extras,
             "id": torch.arange(self._next_id, self._next_id + n),
             "position": torch.full((n,), position),
         }
-        self._storage.check(rows)
-        return rows
+        return self._storage.checked(rows)
 
     def _fit_capacity(self, rows: dict[str, Tensor]) -> None:
         """Translate a capacity in bytes to items, anew when the rows have become wider."""
@@ -492,5 +518,5 @@ def _select(rows: dict[str, Tensor], ids: range, stored: list[int]) -> dict[str,
 
 
 def _batch(fields: dict[str, Tensor]) -> Batch:
-    extras = {name: tensor for name, tensor in fields.items() if name not in ("inputs", "labels")}
-    return Batch(fields["inputs"], fields["labels"], extras=extras)
+    extras = {n: tensor for n, tensor in fields.items() if n != "labels" and not is_input(n)}
+    return Batch(unnamed(fields), fields["labels"], extras=extras)

@@ -29,6 +29,7 @@ class Learned:
     Args:
         loss: mean over the steps; NaN if the batch was only remembered.
         ids: of the examples in the memory, whether they are stored or not; see `Learner.forget`.
+            -1 for an example of weight 0, which is left out.
         refreshed: how many examples the rule was refreshed from; None if it was not refreshed.
     """
 
@@ -53,7 +54,7 @@ class Observer(Protocol):
 
 
 def check_parts(
-    model: Any, memory: Any, rule: Any, loss: Any, averaging: Any, transform: Any
+    model: Any, memory: Any, rule: Any, loss: Any, averaging: Any, transform: Any, call: Any = None
 ) -> None:
     """See that every part is what it should be and that they belong together."""
     if not isinstance(model, nn.Module):
@@ -73,6 +74,8 @@ def check_parts(
         raise _wrong("averaging", averaging, "AveragingOptions(momentum) or an EMA")
     if transform is not None and not callable(transform):
         raise _wrong("transform", transform, "a function of (inputs, generator)")
+    if call is not None and not callable(call):
+        raise _wrong("call", call, "a function of (model, inputs) that gives logits")
     online = averaging.online if isinstance(averaging, EMA) else None
     for part, its_model in (("averaging", online), ("rule", getattr(rule, "model", None))):
         if its_model is not None and set(its_model.parameters()) != set(model.parameters()):
@@ -127,7 +130,8 @@ def make_optimizer(model: nn.Module, lr: float | None, make: OptimizerFactory | 
 
 def summary(learner: "Learner") -> str:
     """A small table: what a learner is made of and how far it has come."""
-    model, rule, labels = learner.model, learner.rule, learner.labels
+    model, rule, together = learner.model, learner.rule, learner.together.processes
+    labels = [label for label in learner.labels if label is not None]
     every, samples = learner.refresh_every, learner.refresh_samples
     refreshed = f", every {every} batches from {samples or 'all'} examples" if every else ""
     size = sum(parameter.numel() for parameter in model.parameters())
@@ -136,6 +140,7 @@ def summary(learner: "Learner") -> str:
         "memory": repr(learner.memory),
         "rule": "none" if rule is None else type(rule).__name__ + refreshed,
         "loss": f"{learner.loss!r:.80}",
+        **({} if together.alone else {"processes": together.described()}),
         "averaging": "none" if learner.averaging is None else type(learner.averaging).__name__,
         "optimizer": f"{type(learner.optimizer).__name__}, {learner.steps_per_batch} steps per "
         f"batch with {learner.replay_batch} replayed examples each",

@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from proxreplay.batch import Inputs, each
 from proxreplay.errors import InputError
 from proxreplay.models.heads import GrowingHead
 
@@ -53,11 +54,18 @@ class Placement:
                 # the stubs of torch do not know this overload
                 model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def ordered(self, inputs: Tensor) -> Tensor:
+    def taken(self, inputs: Inputs) -> Inputs:
+        """Inputs on the device of the model."""
+        return each(inputs, lambda tensor: tensor.to(self.device))
+
+    def ordered(self, inputs: Inputs) -> Inputs:
         """Inputs in the order of memory that the model is kept in."""
-        if self.channels_last and inputs.ndim == 4:
-            return inputs.contiguous(memory_format=torch.channels_last)
-        return inputs
+        return each(inputs, self._ordered) if self.channels_last else inputs
+
+    def _ordered(self, tensor: Tensor) -> Tensor:
+        if tensor.ndim != 4:
+            return tensor
+        return tensor.contiguous(memory_format=torch.channels_last)
 
 
 def _device(device: torch.device | str) -> torch.device:

@@ -11,16 +11,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from proxreplay import seeding
-from proxreplay.batch import Batch
+from proxreplay.batch import Batch, Inputs, length, named, part
 from proxreplay.errors import InputError
 from proxreplay.models.heads import GrowingHead
 from proxreplay.options import PREDICTORS, count, one_of
+from proxreplay.proximal.layers.calling import Called, Caller, logits_of
 from proxreplay.proximal.layers.capture import as_written, untouched
 from proxreplay.replay.averaging import EMA
-from proxreplay.replay.intake import InputKind, Intake, stream_batches
+from proxreplay.replay.inputs import InputKind
+from proxreplay.replay.intake import Intake, Outputs
 from proxreplay.replay.placement import Placement
+from proxreplay.replay.sources import stream_batches
 
-Transform = Callable[[Tensor, torch.Generator | None], Tensor]
+Transform = Callable[[Any, torch.Generator | None], Any]
 
 ELEMENTS_PER_PASS = 100 * 3 * 32 * 32  # of inputs that are predicted at once on a CPU
 
@@ -54,6 +57,7 @@ class Predictor:
         transform: from stored inputs to what the model sees.
         device: where the model goes; None for where it is.
         channels_last: whether 4-d tensors are kept in NHWC order.
+        call: from the model and inputs to logits; None for the usual way (`logits_of`).
     """
 
     def __init__(
@@ -63,8 +67,10 @@ class Predictor:
         transform: Transform | None,
         device: torch.device | str | None,
         channels_last: bool,
+        call: Caller | None = None,
     ) -> None:
         self.model = model
+        self.call = call
         self.averaging = averaging
         self.transform = transform
         self.channels_last = channels_last
@@ -142,7 +148,11 @@ class Predictor:
         inputs = self.intake.check(x)
         size = self._inputs_per_pass(inputs) if batch_size is None else batch_size
         with evaluating(model), as_written():
-            return torch.cat([model(self._see(part)) for part in inputs.split(size)])
+            views = (
+                self._see(part(inputs, slice(start, start + size)))
+                for start in range(0, length(inputs), size)
+            )
+            return torch.cat([logits_of(model, view, self.call) for view in views])
 
     @locked
     def predict_proba(
@@ -181,7 +191,8 @@ class Predictor:
         """
         name = self._predictor("online" if online else predictor)
         hits = total = 0
-        for inputs, labels in [(x, y)] if y is not None else stream_batches(x, None, 500):
+        source = [(x, y, None)] if y is not None else stream_batches(x, None, 500)
+        for inputs, labels, _ in source:
             if isinstance(inputs, Batch):
                 batch: Batch = inputs
                 inputs, labels = batch.inputs, batch.labels
@@ -197,38 +208,54 @@ class Predictor:
             raise InputError("Learner.evaluate: the source holds no example.")
         return hits / total
 
-    def view(self, x: Any) -> Tensor:
+    def view(self, x: Any) -> Inputs:
         """Inputs as the model sees them when it predicts: transformed, not augmented."""
         return self._see(self.intake.check(x))
 
-    def _see(self, inputs: Tensor, rng: torch.Generator | None = None) -> Tensor:
-        inputs = inputs.to(self.placement.device)
+    def _see(self, inputs: Inputs, rng: torch.Generator | None = None) -> Inputs:
+        inputs = self.placement.taken(inputs)
         if self.transform is not None:
             inputs = self.transform(inputs, rng)
         return self.placement.ordered(inputs)
 
-    def _try_out(self, inputs: Tensor) -> int:
-        """The number of outputs the model has for inputs it has never seen."""
+    @property
+    def network(self) -> nn.Module:
+        """The model as losses call it, ``model(inputs) -> logits``: itself, wherever it does so."""
+        plain = self.call is None and (self.intake.kind is None or self.intake.kind.plain)
+        direct = plain and self.intake.direct is not False
+        return self.model if direct else Called(self.model, self.call)
+
+    def _try_out(self, inputs: Inputs) -> Outputs:
+        """What the model gives for inputs it has never seen."""
+        seen = self._see(inputs)
+        outputs: list[Any] = []
+        hook = self.model.register_forward_hook(lambda module, args, out: outputs.append(out))
         try:
             with untouched(self.model):
-                logits = self.model(self._see(inputs))
+                logits = logits_of(self.model, seen, self.call)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            if isinstance(error, InputError) and outputs:
+                raise
             raise InputError(
                 f"Learner: the model cannot take inputs of {InputKind.of(inputs)} each ({error}); "
-                "give what it was built for, or a transform from one to the other."
+                "give what it was built for (a dict of its keyword arguments, or a tuple), a "
+                "transform from one to the other, or say how it is called with call=..."
             ) from error
-        if not isinstance(logits, Tensor) or logits.ndim != 2:
-            shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        finally:
+            hook.remove()
+        if logits.ndim != 2:
             raise InputError(
-                f"Learner: for one input the model gives {shape}; let it give logits [1, classes]."
+                f"Learner: for one input the model gives {list(logits.shape)}; let it give logits "
+                "[1, classes]."
             )
-        return logits.shape[1]
+        return Outputs(logits.shape[1], direct=any(out is logits for out in outputs))
 
-    def _inputs_per_pass(self, inputs: Tensor) -> int:
+    def _inputs_per_pass(self, inputs: Inputs) -> int:
         """Measured with a slim ResNet18 on 32x32: 100 are a quarter faster than 500 on a CPU."""
         if self.placement.device.type != "cpu":
             return 500
-        return min(500, max(20, ELEMENTS_PER_PASS // max(1, inputs[:1].numel())))
+        elements = sum(tensor[:1].numel() for tensor in named(inputs).values())
+        return min(500, max(20, ELEMENTS_PER_PASS // max(1, elements)))
 
     def _known(self, logits: Tensor) -> Tensor:
         """Without the outputs of a fixed head that have no name yet; forgotten names at -inf."""

@@ -16,9 +16,11 @@ from proxreplay.data import transforms
 from proxreplay.errors import InputError
 from proxreplay.models.heads import replace_in_optimizer_
 from proxreplay.models.recipes import build_again, recipe_of
+from proxreplay.options import LPROptions, StepOptions
+from proxreplay.proximal.layers.calling import Caller
 from proxreplay.proximal.rules.base import GradientRule
 from proxreplay.proximal.rules.lpr import LPR
-from proxreplay.proximal.shrinkage.strength import Strength
+from proxreplay.proximal.shrinkage.strength import RelativeStrength, Strength
 from proxreplay.replay import distillation, losses
 from proxreplay.replay.averaging import options_of
 from proxreplay.replay.losses import Loss
@@ -61,8 +63,14 @@ class Saving:
         load_state_(cast("Learner", self), state)
 
     def save(self, path: Path | str) -> None:
-        """Write the learner to a ``.safetensors`` file, or to ``state.safetensors`` in a folder."""
-        save_state(Path(path), self.state_dict())
+        """Write the learner to a ``.safetensors`` file, or to ``state.safetensors`` in a folder.
+
+        Of several processes that learn together all have to call it; the first one writes.
+        """
+        processes, state = cast("Learner", self).together.processes, self.state_dict()
+        processes.together(
+            "saving", lambda: save_state(Path(path), state) if processes.writes else None
+        )
 
     @classmethod
     def load(
@@ -75,6 +83,7 @@ class Saving:
         loss: Loss | None = None,
         optimizer: OptimizerFactory | None = None,
         transform: Transform | None = None,
+        call: Caller | None = None,
         device: torch.device | str | None = None,
         compile: bool = False,
     ) -> Self:
@@ -86,13 +95,13 @@ class Saving:
         saved either.
         """
         state = load_state(Path(path))
-        parts = rebuilt(state, model, memory, rule, loss, optimizer, transform)
+        parts = rebuilt(state, model, memory, rule, loss, optimizer, transform, call)
         learner = cls(**parts | {"device": device, "compile": compile})
         learner.load_state_dict(state)
         return learner
 
 
-def state_of(learner: "Learner") -> dict[str, Any]:
+def state_of(learner: "Learner", *, memory: bool = True) -> dict[str, Any]:
     """Everything that decides what happens next, a part each; code is only described."""
     own = {
         "options": _options(learner),
@@ -106,7 +115,7 @@ def state_of(learner: "Learner") -> dict[str, Any]:
     parts: dict[str, Any] = {
         "model": learner.model,
         "optimizer": learner.optimizer,
-        "memory": learner.memory,
+        "memory": learner.memory if memory else None,
         "rule": learner.rule,
         "averaging": learner.averaging,
         "teacher": learner.provider.teacher,
@@ -121,9 +130,8 @@ def load_state_(learner: "Learner", state: dict[str, Any]) -> None:
     check_same(
         {**own["options"], **named_now(own["parts"])}, {**_options(learner), **_parts(learner)}
     )
-    mine = state_of(learner)
-    del mine["memory"]  # which may be large, takes all or nothing, and comes last
-    mine = copy.deepcopy(mine)
+    # without the memory, which may be large, takes all or nothing, and comes last
+    mine = copy.deepcopy(state_of(learner, memory=False))
     try:
         _load_all_but_memory_(learner, state)
         learner.memory.load_state_dict(state["memory"])
@@ -167,6 +175,7 @@ def rebuilt(
     loss: Any,
     optimizer: Any,
     transform: Any,
+    call: Any = None,
 ) -> dict[str, Any]:
     """The arguments of a learner like the saved one; what is not handed in is built again."""
     own = state["learner"]
@@ -188,6 +197,7 @@ def rebuilt(
         "averaging": options_of(state["averaging"]) if "averaging" in state else None,
         "optimizer": optimizer,
         "transform": _part("transform", parts["transform"], transform),
+        "call": _part("call", parts.get("call"), call),
         **options,
     }
 
@@ -203,6 +213,7 @@ def _parts(learner: "Learner") -> dict[str, Any]:
         "optimizer": type(learner.optimizer).__name__,
         "rule": describe_rule(learner.rule),
         "averaging": learner.averaging is not None,
+        "call": describe(learner.call),
     }
 
 
@@ -221,7 +232,11 @@ def describe(part: Any) -> Any:
     if isinstance(part, dict):
         return tuple((describe(key), describe(value)) for key, value in part.items())
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        fields = {f.name: describe(getattr(part, f.name)) for f in dataclasses.fields(part)}
+        fields = {
+            f.name: describe(getattr(part, f.name))
+            for f in dataclasses.fields(part)
+            if not f.metadata.get("added") or getattr(part, f.name) != f.default
+        }  # without what older versions did not have, unless it was used
         return {"name": _name(type(part)), "fields": fields}
     return {"name": _name(part if hasattr(part, "__qualname__") else type(part))}
 
@@ -271,7 +286,8 @@ def _rule(description: Any, model: nn.Module, given: Any) -> Any:
     """LPR as it was, for a model; taken as ``given`` where a rule was handed in."""
     if given is not None or description is None:
         return given
-    known: dict[str, type] = {_name(Strength): Strength}
+    kinds = (Strength, RelativeStrength, StepOptions)
+    known: dict[str, type] = {_name(one): one for one in kinds}
     options = dict(description["options"])
     if description["name"] != _name(LPR) or not _buildable(tuple(options.values()), known):
         raise InputError(
@@ -280,6 +296,9 @@ def _rule(description: Any, model: nn.Module, given: Any) -> Any:
         )
     built = {name: _build(value, known) for name, value in options.items()}
     strength, overrides = built.pop("strength"), dict(built.pop("overrides"))
+    built.setdefault("gradient", LPR.gradient)
+    if isinstance(strength, RelativeStrength):
+        return LPR(model, level=strength.level, overrides=overrides, **built)
     return LPR(model, strength.omega_0, strength.beta, overrides=overrides, **built)
 
 
@@ -337,4 +356,6 @@ def named_now(description: Any) -> Any:
     name = values.get("name")
     if isinstance(name, str) and name.startswith(_OWN):
         values["name"] = _OWN + name.rpartition(".")[2]
+    if values.get("name") == _name(LPR):  # before there was a choice
+        values["options"] = {"statistics": LPROptions.statistics, **values["options"]}
     return values

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from proxreplay.batch import WEIGHT, is_input
 from proxreplay.errors import InputError
 
 FIRST_ROWS = 256  # allocated at first; afterwards half as many again as there are
@@ -17,7 +18,8 @@ class Storage:
 
     The tensors grow in chunks and never beyond a limit. What leaves is overwritten: no byte of a
     row outlives it here, neither in a slot nor behind the last one. The last size of a floating
-    field other than ``inputs`` may change from batch to batch; what is missing is NaN.
+    field other than inputs may change from batch to batch; what is missing is NaN. The field
+    ``weight`` may come later than others, and is 1 where it is missing.
 
     Args:
         device: where the rows live; None for wherever the first ones come from.
@@ -43,17 +45,20 @@ class Storage:
             row.element_size() * math.prod(self._shape(name, row)) for name, row in rows.items()
         )
 
-    def check(self, rows: Mapping[str, Tensor]) -> None:
-        """Raise an `InputError` unless ``rows`` can be stored beside what is there."""
+    def checked(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The rows that will be stored; an `InputError` unless they fit what is there."""
         if not self.tensors:
-            return
-        if rows.keys() != self.tensors.keys():
+            return rows
+        if WEIGHT in self.tensors and WEIGHT not in rows:
+            ones = self.tensors[WEIGHT].new_ones(len(rows["labels"]))
+            rows = {**rows, WEIGHT: ones}
+        if rows.keys() - {WEIGHT} != self.tensors.keys() - {WEIGHT}:
             raise InputError(
                 f"memory: a batch with the fields {sorted(rows)} but {sorted(self.tensors)} are "
                 "stored; give every batch the same extras, or start a new memory."
             )
         for name, row in rows.items():
-            stored = self.tensors[name]
+            stored = self.tensors.get(name, row)
             if row.dtype != stored.dtype:
                 raise InputError(
                     f"memory: {name} of dtype {row.dtype} but {stored.dtype} is stored; convert "
@@ -66,6 +71,7 @@ class Storage:
                     f"{tuple(stored.shape[1:])} is stored; only the last size of a floating extra "
                     "may change."
                 )
+        return rows
 
     def exchange(
         self,
@@ -130,6 +136,8 @@ class Storage:
             shape = (allocated, *self._shape(name, row))
             if old is None:
                 self.tensors[name] = row.new_zeros(shape, device=self.device)
+                if name == WEIGHT:  # of those that came without one
+                    self.tensors[name][: len(self)] = 1
             elif old.shape != shape:
                 new = old.new_zeros(shape)
                 kept = min(len(old), allocated)
@@ -168,7 +176,7 @@ class Storage:
 
 def _is_elastic(name: str, row: Tensor) -> bool:
     """Whether the last size of a field may change."""
-    return name != "inputs" and row.ndim > 1 and row.is_floating_point()
+    return not is_input(name) and row.ndim > 1 and row.is_floating_point()
 
 
 def _pad(rows: Tensor, width: int) -> Tensor:

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import nn
 
-from proxreplay.batch import Batch
+from proxreplay.batch import Batch, Inputs, merged
+from proxreplay.proximal.layers.calling import Caller, logits_of, logits_without_trace
 from proxreplay.proximal.layers.capture import as_written
 from proxreplay.replay.averaging import EMA, frozen_copy
 from proxreplay.replay.losses import Needs
@@ -17,7 +17,7 @@ PURPOSES = (
     *("memory", "head", "incoming-view", "replay", "replay-view"),
     *("reference", "reference-view", "refresh", "refresh-view"),
 )
-See = Callable[[Tensor, torch.Generator | None], Tensor]
+See = Callable[[Inputs, torch.Generator | None], Inputs]
 
 
 class Views:
@@ -51,7 +51,7 @@ class Views:
         rng = self.generators[purpose]
         return Batch.joined([self.of(self.memory.sample(n, rng), purpose) for _ in range(times)])
 
-    def to_refresh(self, n: int | None, *, augment: bool) -> Tensor:
+    def to_refresh(self, n: int | None, *, augment: bool) -> Inputs:
         """Inputs of ``n`` remembered examples (all for None) for a refresh."""
         stored = self.memory.inputs(n, self.generators["refresh"])
         return self.see(stored, self.generators["refresh-view"] if augment else None)
@@ -64,15 +64,29 @@ class Provider:
         model: whose logits are stored, and whose copies teach.
         needs: of the loss.
         averaging: the average of the weights, for a loss that is taught by it.
+        call: how a model is called; see `logits_of`.
     """
 
-    def __init__(self, model: nn.Module, needs: Needs, averaging: EMA | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        needs: Needs,
+        averaging: EMA | None = None,
+        call: Caller | None = None,
+    ) -> None:
         self.model = model
         self.needs = needs
+        self.call = call
         self.averaging = averaging
         self.teacher: nn.Module | None = None
         if needs.teacher_every is not None:
             self.take_snapshot()
+
+    @property
+    def models(self) -> list[nn.Module | None]:
+        """All that a step may call."""
+        average = None if self.averaging is None else self.averaging.model
+        return [self.model, self.teacher, average]
 
     def replay(self, views: Views, n: int) -> Batch | None:
         """As many draws of ``n`` remembered examples as the loss asks for."""
@@ -80,7 +94,8 @@ class Provider:
         if replay is None or self.teacher is None:
             return replay
         with torch.no_grad():
-            return replay.with_extras(teacher=self.teacher(replay.inputs))
+            logits = logits_of(self.teacher, replay.inputs, self.call)
+            return replay.with_extras(teacher=logits)
 
     @torch.no_grad()
     def taught(self, batch: Batch, replay: Batch | None) -> tuple[Batch, Batch | None]:
@@ -91,7 +106,8 @@ class Provider:
         wanted += [] if replay is None else [replay]
         if not wanted:
             return batch, replay
-        logits = self.averaging.model(torch.cat([b.inputs for b in wanted]))
+        inputs = merged([b.inputs for b in wanted])
+        logits = logits_of(self.averaging.model, inputs, self.call)
         if replay is not None:
             replay = replay.with_extras(average=logits[-len(replay) :])
         if self.needs.average == "all":
@@ -103,9 +119,8 @@ class Provider:
         """The batch with what the model says about its view, without a trace in its buffers."""
         if not self.needs.stored_logits:
             return incoming
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         with as_written():
-            logits = functional_call(self.model, buffers, (view.inputs,))
+            logits = logits_without_trace(self.model, view.inputs, self.call)
         return incoming.with_extras(logits=logits)
 
     def after_batch(self, number: int) -> None:

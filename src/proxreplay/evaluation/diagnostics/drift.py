@@ -9,7 +9,9 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from proxreplay.batch import Inputs, length, part
 from proxreplay.errors import InputError
+from proxreplay.proximal.layers.calling import with_arguments
 from proxreplay.proximal.layers.capture import untouched
 
 
@@ -46,13 +48,13 @@ class RepresentationDrift:
     def __init__(
         self,
         model: nn.Module,
-        inputs: Tensor,
+        inputs: Inputs,
         layers: Sequence[str] | None = None,
         *,
         mode: Literal["paper", "authors"] = "paper",
         batch_size: int = 500,
     ) -> None:
-        if len(inputs) == 0:
+        if length(inputs) == 0:
             raise InputError("RepresentationDrift: no inputs; give at least one example.")
         if mode not in ("paper", "authors"):
             raise InputError(f"RepresentationDrift: mode={mode!r}; give 'paper' or 'authors'.")
@@ -67,7 +69,7 @@ class RepresentationDrift:
                 "choose among model.named_modules()."
             )
         self.model = model
-        self.inputs = inputs[:100] if mode == "authors" else inputs
+        self.inputs = part(inputs, slice(100)) if mode == "authors" else inputs
         self.names = tuple(layers)
         self.mode = mode
         self.batch_size = batch_size
@@ -159,8 +161,9 @@ class RepresentationDrift:
             for name in self.names:
                 handles.append(self.model.get_submodule(name).register_forward_hook(keep(name)))
             with untouched(self.model):
-                for x in self.inputs.split(self.batch_size):
-                    self.model(x)
+                for start in range(0, length(self.inputs), self.batch_size):
+                    x = part(self.inputs, slice(start, start + self.batch_size))
+                    with_arguments(self.model, x)
         finally:
             for handle in handles:
                 handle.remove()

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from proxreplay.batch import Batch
+from proxreplay.batch import Batch, Inputs, length, named, part
 from proxreplay.errors import InputError
 from proxreplay.evaluation.diagnostics.borrow import borrowed_gradients
+from proxreplay.proximal.layers.calling import Called
 from proxreplay.proximal.rules.base import GradientRule
 
 Loss = Callable[[nn.Module, Batch, Batch | None], Tensor]
@@ -98,14 +99,23 @@ class GradientRatios:
         """The same loss, watched. What it declares in ``needs`` is declared on."""
         return _WatchedLoss(self, loss)
 
-    def measure(self, loss: Loss, incoming: Batch, replay: Batch | None) -> Tensor:
+    def measure(
+        self, loss: Loss, incoming: Batch, replay: Batch | None, called: nn.Module | None = None
+    ) -> Tensor:
         """Compute the loss and hand its ratios on.
+
+        Args:
+            loss: as the learner has it.
+            incoming: as for the loss.
+            replay: as for the loss.
+            called: what the loss calls, where that is not the model itself.
 
         Returns:
             The loss, with its graph ready for ``backward``.
         """
-        with _outputs(self.model) as calls:
-            value = loss(self.model, incoming, replay)
+        called = self.model if called is None else called
+        with _outputs(called) as calls:
+            value = loss(called, incoming, replay)
         if calls:
             self.on_ratios(self._ratios(value, calls, incoming, replay))
         return value
@@ -114,7 +124,8 @@ class GradientRatios:
         self, loss: Tensor, calls: list["_Call"], incoming: Batch, replay: Batch | None
     ) -> Ratios:
         parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        gradients = _split_gradients(loss, calls, parameters, incoming, replay)
+        with self.rule.paused():
+            gradients = _split_gradients(loss, calls, parameters, incoming, replay)
         norms = {source: _norms(self.model, gradients[source], self.rule) for source in SOURCES}
         changed = {name for one in norms.values() for name, n in one.items() if n.changed}
         treated = sorted(changed or norms["all"])  # before the first refresh every ratio is 1
@@ -142,8 +153,9 @@ class _WatchedLoss:
         probe = self.probe
         due = probe.calls % probe.every == 0
         probe.calls += 1
-        if due and model is probe.model:
-            return probe.measure(self.loss, incoming, replay)
+        inner = model.model if isinstance(model, Called) else model
+        if due and inner is probe.model:
+            return probe.measure(self.loss, incoming, replay, model)
         return self.loss(model, incoming, replay)
 
 
@@ -151,7 +163,7 @@ class _WatchedLoss:
 class _Call:
     """One call of the model: what went in and what came out, with its graph."""
 
-    inputs: Tensor
+    inputs: Inputs
     output: Tensor
 
 
@@ -173,13 +185,19 @@ def _outputs(model: nn.Module) -> Iterator[list[_Call]]:
 
 def _rows_of(source: Source, call: _Call, incoming: Batch, replay: Batch | None) -> Tensor:
     """``[rows]``: 1 for the examples of a source in one call of the model, 0 for the others."""
-    x, new = call.inputs, incoming.inputs
-    is_new = torch.zeros(len(x), dtype=call.output.dtype, device=call.output.device)
-    if len(x) >= len(new) and torch.equal(x[: len(new)], new):
-        is_new[: len(new)] = 1
-    elif replay is not None and len(x) > len(new) and torch.equal(x[-len(new) :], new):
-        is_new[-len(new) :] = 1
+    rows, new = length(call.inputs), len(incoming)
+    is_new = torch.zeros(rows, dtype=call.output.dtype, device=call.output.device)
+    if rows >= new and _same(part(call.inputs, slice(new)), incoming.inputs):
+        is_new[:new] = 1
+    elif replay is not None and rows > new:
+        last = slice(rows - new, rows)
+        is_new[last] = float(_same(part(call.inputs, last), incoming.inputs))
     return is_new if source == "new" else 1 - is_new
+
+
+def _same(one: Inputs, other: Inputs) -> bool:
+    pair = named(one), named(other)
+    return all(torch.equal(tensor, pair[1][name]) for name, tensor in pair[0].items())
 
 
 def _split_gradients(

@@ -1,0 +1,64 @@
+"""What a learner does about a batch before it learns: checks it, and gets ready for what is new."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from proxreplay.batch import Batch, part
+from proxreplay.models.heads import replace_in_optimizer_
+from proxreplay.replay.guard import check_batch_of_one
+from proxreplay.replay.inputs import InputKind
+from proxreplay.replay.intake import Admitted
+from proxreplay.replay.losses import SEPARATE, Loss
+from proxreplay.replay.memory import Memory
+from proxreplay.replay.predicting import Predictor
+from proxreplay.replay.together import Together
+from proxreplay.replay.views import Provider, Views
+
+
+class Meeting(Predictor):
+    """The part of a `Learner` that meets batches and labels."""
+
+    memory: Memory
+    loss: Loss
+    optimizer: Optimizer
+    views: Views
+    provider: Provider
+    together: Together
+    replay_batch: int
+
+    def _admit(self, x: Any, y: Any, sample_weight: Any = None) -> Admitted:
+        """Check a batch; if all of it is good, get ready for what is new in it."""
+        admitted = self.intake.admit(x, y, self._try_out, self._check, sample_weight)
+        if len(admitted.batch) > 0:
+            self._meet(admitted.batch.labels)
+        return admitted
+
+    def _check(self, batch: Batch) -> None:
+        """Refuse one example that BatchNorm would see alone in train mode."""
+        joined = 0 if isinstance(self.loss, SEPARATE) else min(self.replay_batch, len(self.memory))
+        alone = 1 in self.together.processes.shares(len(batch) + joined)
+        if alone and (batch.train or self.provider.needs.stored_logits):
+            check_batch_of_one(self.model, self._see(part(batch.inputs, slice(1))), self.call)
+
+    def _meet(self, indices: Tensor) -> None:
+        """Grow the head for labels that are new."""
+        for head in self.heads:
+            before = list(head.parameters())
+            if head.grow(int(indices.max()) + 1, self.views.generators["head"]):
+                replace_in_optimizer_(self.optimizer, before, list(head.parameters()))
+            head.activate(indices)
+        if self.averaging is not None:
+            self.averaging.meet_(indices.tolist())
+
+    def _meet_memory(self) -> None:
+        """Get ready for what a memory holds that was filled before."""
+        if len(self.memory) == 0:
+            return
+        self.intake.kind = InputKind.of(self.memory.inputs(1, torch.Generator()))
+        labels = torch.tensor(list(self.memory.class_counts))
+        self.intake.check_reach(labels)
+        _, self.intake.labels = self.intake.labels.meet(labels)
+        self._meet(labels)
