@@ -7,7 +7,7 @@ TOOLS := $(VENV)/.ready-dev
 OUT ?= runs/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -27,6 +27,9 @@ lint: $(TOOLS)  ## ruff, mypy (strict) and the import contract
 
 bench: $(READY)  ## speed: each fast path against its naive twin, as ratios within one run
 	$(BIN)/python -m benchmarks
+
+docs: $(TOOLS)  ## the docs as a site, links checked; opens from docs/_build/index.html
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build
 
 clean:  ## remove the environment and what the tools left behind
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

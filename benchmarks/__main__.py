@@ -13,6 +13,7 @@ from benchmarks import (
     memory_use,
     precondition,
     refresh,
+    step_statistics,
     stream,
 )
 from benchmarks.timing import SETTINGS, parse, show
@@ -22,6 +23,7 @@ SCRIPTS = {
     "Refresh": refresh.run,
     "Preconditioning": precondition.run,
     "Learner": learner.run,
+    "Statistics from steps": step_statistics.run,
     "Stream": stream.run,
     "Memory use": memory_use.run,
     "Paths": gram_paths.run,

@@ -59,6 +59,11 @@ def test_version() -> None:
         (["run", "split-digits", "--config", "nowhere.yaml"], "nowhere.yaml"),
         (["run", "split-mnist"], "proxreplay data fetch mnist"),
         (["resume", "nowhere"], "nowhere: no such folder"),
+        (
+            ["compare", "split-digits", "--methods", "er", "--engine", "slurm"],
+            "--engine slurm: give",
+        ),
+        (["compare", "split-digits", "--methods", "er", "--address", "auto"], "goes with --engine"),
         (["report", "nowhere"], "nowhere: no such folder"),
         (["report", ".", "--watch", "--out", "t.md"], "t.md is a file of tables"),
         (["report", ".", "--out", "t.tabel"], "give one of .html, .md, .tex, .csv"),
@@ -286,6 +291,8 @@ def test_words_become_values() -> None:
     }
     assert parse_grid(["lr=0.1,1", "lpr.beta=2"]) == {"lr": [0.1, 1], "lpr.beta": [2]}
     assert parse_grid(["paper"]) is None
+    with pytest.raises(InputError, match="more than 10,000 combinations"):
+        parse_grid(["lr=" + ",".join(["0.1"] * 200), "lpr.beta=" + ",".join("1" * 51)])
     for wrong in ("", "3-1", "1,1", "a"):
         with pytest.raises(InputError, match="--seeds"):
             parse_seeds(wrong)

@@ -6,22 +6,30 @@ is tried; ``PROXREPLAY_CRASHES=all`` tries every operation.
 """
 
 import errno
+import gc
 import os
 import random
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from proxreplay.errors import CheckpointError, DataError, ProxreplayError, StorageError
+from proxreplay.errors import (
+    CheckpointError,
+    DataError,
+    InputError,
+    ProxreplayError,
+    StorageError,
+)
 from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.configure import configure
 from proxreplay.experiments.interrupt import StopRequest
+from proxreplay.experiments.journal import Journal
 from proxreplay.experiments.results import read_run
 from proxreplay.experiments.run import Interrupted, Progress, RunOptions, run
 from tests.disk import Recorder, after_kill, after_power_loss
@@ -57,7 +65,9 @@ class Whole:
         """Resume; the outcome is that of the whole run, and nothing is left behind."""
         run(self.config, folder, OPTIONS)
         assert contents(folder) == self.contents
-        assert {path.name for path in folder.iterdir()} == COMPLETE
+        left = {path.name for path in folder.iterdir()}
+        assert left <= COMPLETE
+        assert COMPLETE - left <= {"timings.jsonl", "log.txt"}  # these are not synced
 
 
 def interrupt(whole: Whole, folder: Path) -> None:
@@ -185,6 +195,62 @@ def damage(path: Path, rng: random.Random) -> None:
     else:
         content[at : at + 50] = bytes(len(content[at : at + 50]))
     path.write_bytes(content)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("name", ["records.jsonl", "timings.jsonl", "log.txt", "lock"])
+def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(
+    name: str, er: Whole, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    interrupt(er, folder)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(InputError, match=f"{name} is no regular file"):
+        run(er.config, folder, OPTIONS)
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_no_file_stays_open_if_the_folder_cannot_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: Path) -> None:
+        raise OSError(errno.EIO, folder.name)
+
+    monkeypatch.setattr("proxreplay.experiments.journal.sync_folder", fail)
+    journal = Journal(tmp_path / "records.jsonl")
+    with pytest.raises(OSError, match=tmp_path.name), journal:
+        pass
+    del journal
+    gc.collect()  # a file left open would warn now
+
+
+@pytest.mark.parametrize("computed", [True, False], ids=["complete", "before a checkpoint"])
+def test_other_settings_in_the_configuration_are_noticed(computed: bool, tmp_path: Path) -> None:
+    """Valid YAML with another value, or with its end cut off, is not taken for what was asked."""
+    config, folder = configure("split-digits", "er", TINY), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt) if not computed else nullcontext():
+        run(config, folder, OPTIONS, on_progress=lambda at: None if computed else _interrupt())
+    file = folder / "config.yaml"
+    written = file.read_text()
+    assert yaml.safe_load(written) == config.to_dict()
+    for text in (written.replace("lr: 0.1", "lr: 0.2"), written[: written.index("threads")]):
+        file.write_text(text)
+        assert read_run(folder).status == "broken"
+        for asked in (config, replace(config, lr=0.2)):
+            with pytest.raises(DataError, match="not those that the run wrote"):
+                run(asked, folder, OPTIONS)
+        assert file.read_text() == text
+        assert not (folder / "failure.txt").exists()
+    file.write_bytes(written.replace("\n", "\r\n# a comment\r\n").encode())  # says the same
+    run(config, folder, OPTIONS)
+    file.write_text(written.partition("\n")[2])  # as version 0.1 wrote it
+    run(config, folder, OPTIONS)
+    assert read_run(folder).status == "complete"
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 # --- one by one, with the first method ------------------------------------------------------------

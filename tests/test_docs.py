@@ -1,12 +1,15 @@
 """Pages that point to each other, to pictures and to files must point to something."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/guides").glob("*.md")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -49,3 +52,70 @@ def test_code_named_in_formula_tables_exists(page: str) -> None:
         elif re.fullmatch(r"[A-Za-z_]\w*", name):
             defined = re.compile(rf"^ *(def|class) {name}\b", re.MULTILINE)
             assert any(map(defined.search, SOURCES.values())), f"{page}: no {name} in the package"
+
+
+LOOP = """
+import torch
+from torch import nn
+from proxreplay import LPR, Batch, Learner
+from proxreplay.models import mlp
+from proxreplay.proximal import OWM, KroneckerLPR
+model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+memory_inputs, step = torch.randn(20, 4), 0
+x, y = torch.randn(12, 4), torch.arange(12) % 3
+replayed_x, replayed_y = x.clone(), y.clone()
+F = nn.functional
+loss = nn.functional.cross_entropy(model(x), y)
+X = x
+"""
+NAMED = LOOP + "model, y = mlp(4), ['customer 1', 'customer 2', 'customer 3'] * 4"
+BEFORE = {  # what a page takes for granted
+    "README.md": LOOP,
+    "lpr.md": LOOP,
+    "rules.md": LOOP,
+    "replay.md": NAMED,
+    "scale.md": LOOP
+    + """
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+group = dist.group.WORLD
+""",
+    "serve.md": "import torch; x, y = torch.randn(12, 64), torch.arange(12) % 3",
+}
+ELSEWHERE = {"integrations.md"}  # tests/integrations/test_docs.py
+
+
+def snippets(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+WITH_SNIPPETS = [page for page in PAGES if snippets(page) and page.name != "gallery.md"]
+
+
+@pytest.mark.parametrize("page", WITH_SNIPPETS, ids=lambda page: page.name)
+def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page.name in ELSEWHERE:
+        pytest.skip("its snippets are run by tests/integrations/test_docs.py")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}
+    exec(BEFORE.get(page.name, ""), names)
+    try:
+        for number, snippet in enumerate(snippets(page)):
+            exec(compile(snippet, f"{page.name}, snippet {number}", "exec"), names)
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx", reason="sphinx is not installed")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-D", "gallery_run=0"]
+    built = subprocess.run(
+        [*command, "-b", "dummy", "-d", str(tmp_path / "doctrees"), "docs", str(tmp_path / "out")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr

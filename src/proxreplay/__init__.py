@@ -6,7 +6,8 @@ from proxreplay.lazy import lazy_names
 
 if TYPE_CHECKING:
     from proxreplay.batch import Batch
-    from proxreplay.proximal import LPR, register_layer
+    from proxreplay.evaluation import prequential
+    from proxreplay.proximal import LPR, KroneckerLPR, register_layer
     from proxreplay.replay import (
         EMA,
         AveragingOptions,
@@ -39,6 +40,7 @@ __all__ = [
     "DerppSnapshot",
     "Distilled",
     "ErAce",
+    "KroneckerLPR",
     "Learner",
     "Lode",
     "ReplayClassifier",
@@ -51,6 +53,7 @@ __all__ = [
     "er_ace",
     "finetune",
     "lode",
+    "prequential",
     "register_layer",
 ]
 __version__ = "0.1.0"
@@ -58,7 +61,9 @@ __version__ = "0.1.0"
 # On first use, so that commands that need no torch answer at once.
 _HOMES = dict.fromkeys(__all__, "proxreplay.replay") | {
     "Batch": "proxreplay.batch",
+    "KroneckerLPR": "proxreplay.proximal",
     "LPR": "proxreplay.proximal",
+    "prequential": "proxreplay.evaluation.prequential",
     "register_layer": "proxreplay.proximal",
     "ReplayClassifier": "proxreplay.replay.estimator",
 }

@@ -27,3 +27,19 @@ class CheckpointError(ProxreplayError):
 
 class StorageError(ProxreplayError):
     """Something could not be written; what was there before is intact."""
+
+
+class ProcessError(ProxreplayError, RuntimeError):
+    """Another process of those that learn together failed, was lost, or holds something else."""
+
+
+class ConflictError(InputError):
+    """An idempotency key was given before, with something else; nothing was changed."""
+
+
+class BusyError(ProxreplayError):
+    """Too much waits to be learned; nothing was changed. Come back later."""
+
+
+class StoppedError(ProxreplayError):
+    """Learning was stopped by a guard or a failure; nothing was changed."""

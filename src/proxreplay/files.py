@@ -39,6 +39,22 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     sync_folder(path.parent)
 
 
+@contextmanager
+def marker(folder: Path) -> Iterator[Path]:
+    """A hidden empty file that is in ``folder`` while the block runs; the folder is made.
+
+    The name is new every time. What a killed process left is removed by the next one.
+    """
+    make_folder(folder)
+    remove_leftovers(folder, "marker")
+    file, path = _create(folder / "marker")
+    with file:
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace a text file (UTF-8)."""
     with replacing(path) as file:

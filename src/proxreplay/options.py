@@ -61,26 +61,104 @@ class LPROptions:
     """Layerwise Proximal Replay.
 
     Args:
-        omega_0: strength.
-        beta: how fast the strength falls with the number of rows per example.
+        omega_0: strength as in the paper; none for one that sets itself (docs/strength.md).
+        beta: with omega_0, how fast the strength falls with the number of rows per example.
         tolerance: largest error of the shrinkage in wide layers; 0 is exact (docs/speed.md).
         rolling: decay of the moving average over refreshes; 0 uses only the newest examples.
         reference: authors for BatchNorm's statistic as in the released code, else paper.
+        statistics: refresh: from passes over the memory; step: from the training steps themselves.
+        level: without omega_0, the strength relative to the layer's own rows.
+        gradient: incoming, to let replay through; all, as in the paper; none for incoming, or all
+            with omega_0.
     """
 
-    omega_0: float = 1.0
+    omega_0: float | None = None
     beta: float = 1.0
     tolerance: float = 0.05
     rolling: float = 0.0
     reference: str = "paper"
+    statistics: str = "refresh"
+    level: float = 0.5
+    gradient: str | None = None
 
     def __post_init__(self) -> None:
         one_of(("paper", "authors"), **{"lpr.reference": self.reference})
-        at_least(0, **{"lpr.omega_0": self.omega_0, "lpr.beta": self.beta})
+        one_of(("refresh", "step"), **{"lpr.statistics": self.statistics})
+        one_of((None, "incoming", "all"), **{"lpr.gradient": self.gradient})
+        at_least(0, **{"lpr.omega_0": self.omega_0, "lpr.beta": self.beta, "lpr.level": self.level})
+        at_most(1e12, **{"lpr.level": self.level})
         at_most(1e12, **{"lpr.omega_0": self.omega_0})  # far beyond a hard projection
         at_most(10, **{"lpr.beta": self.beta})
         below(0.5, **{"lpr.tolerance": self.tolerance})
         below(1, **{"lpr.rolling": self.rolling})
+
+    @property
+    def acts_on(self) -> str:
+        """Which gradient is shrunk: incoming or all."""
+        return self.gradient or ("incoming" if self.omega_0 is None else "all")
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Statistics from the training steps themselves.
+
+    Args:
+        every: steps per step that is looked at.
+        rebuild: steps looked at between rebuilds of the factors.
+        decay: of the moving average per step looked at.
+        incoming: weight of incoming examples beside replayed ones.
+        balance: whether replayed examples count classes seen / classes in the batch times as much.
+    """
+
+    every: int = 3
+    rebuild: int = 10
+    decay: float = 0.97
+    incoming: float = 0.0
+    balance: bool = False
+
+    def __post_init__(self) -> None:
+        count(**{"step.every": self.every, "step.rebuild": self.rebuild})
+        below(1, **{"step.decay": self.decay})
+        at_least(0, **{"step.incoming": self.incoming})
+
+
+@dataclass(frozen=True)
+class KroneckerOptions:
+    """The two-sided rule (docs/rules.md).
+
+    Args:
+        strength: of the metric, where the mean curvature is 1.
+        scope: layer: each has its own mean curvature; model: one for all layers.
+        form: inverses, exact, or auto for exact where that costs next to nothing.
+        fisher: loss: gradients of the loss itself; sampled or exact: of the model's predictions.
+        norms: normalisation layers: treat, or plain gradient.
+        tolerance: largest error of the inputs' shrinkage in wide layers; 0 is exact.
+        tau: absolute damping in place of a strength, as OCAR has it; none for the strength.
+        tau_growth: what tau gains per step.
+    """
+
+    strength: float = 0.3
+    scope: str = "layer"
+    form: str = "inverses"
+    fisher: str = "loss"
+    norms: str = "treat"
+    tolerance: float = 0.05
+    tau: float | None = None
+    tau_growth: float = 0.0
+
+    def __post_init__(self) -> None:
+        at_least(0, **{"klpr.strength": self.strength, "klpr.tau_growth": self.tau_growth})
+        at_most(1e12, **{"klpr.strength": self.strength})
+        one_of(("model", "layer"), **{"klpr.scope": self.scope})
+        one_of(("auto", "exact", "inverses"), **{"klpr.form": self.form})
+        one_of(("loss", "sampled", "exact"), **{"klpr.fisher": self.fisher})
+        one_of(("treat", "plain"), **{"klpr.norms": self.norms})
+        below(0.5, **{"klpr.tolerance": self.tolerance})
+        if self.tau is not None and not 0 < self.tau < float("inf"):
+            raise InputError(f"klpr.tau={self.tau}; give a finite number above 0, or none.")
+
+
+KRONECKER_STEPS = StepOptions(every=3, rebuild=3, decay=0.95, incoming=1.0, balance=True)
 
 
 @dataclass(frozen=True)
@@ -110,6 +188,24 @@ class ProjectionOptions:
             raise InputError(f"projection.energy={self.energy}; give more than 0 and at most 1.")
         one_of(("plain", "treat", "freeze"), **{"projection.norms": self.norms})
         one_of(("treat", "free"), **{"projection.head": self.head})
+
+
+@dataclass(frozen=True)
+class FloorOptions:
+    """Streaming LDA on random features, a floor.
+
+    Args:
+        filters: random filters; on images each gives 4 x 4 features.
+        shrinkage: of the shared covariance towards a multiple of the identity.
+    """
+
+    filters: int = 64
+    shrinkage: float = 0.1
+
+    def __post_init__(self) -> None:
+        at_least(1, **{"floor.filters": self.filters})
+        if not 0 < self.shrinkage <= 1:
+            raise InputError(f"floor.shrinkage={self.shrinkage}; give more than 0 and at most 1.")
 
 
 @dataclass(frozen=True)
@@ -143,6 +239,22 @@ class RefreshOptions:
 
 
 @dataclass(frozen=True)
+class CallbackOptions:
+    """When a callback of somebody else's trainer refreshes a rule.
+
+    Args:
+        every: optimizer steps between refreshes.
+        samples: examples per refresh; None for all that the source gives.
+    """
+
+    every: int = 30
+    samples: int | None = 100
+
+    def __post_init__(self) -> None:
+        count(every=self.every, samples=self.samples)
+
+
+@dataclass(frozen=True)
 class LossOptions:
     """Weights inside the replay losses; each loss takes those it knows.
 
@@ -165,6 +277,7 @@ class LossOptions:
         at_least(1, **{"loss.teacher_every": self.teacher_every})
 
 
+PREQUENTIAL_FADING = 0.995  # per example: the accuracy of the last 200 or so
 PREDICTORS = ("average", "online", "both", "blend")
 
 
@@ -238,3 +351,103 @@ class LearnerOptions:
             capacity=self.capacity,
             refresh_samples=self.refresh_samples,
         )
+
+
+@dataclass(frozen=True)
+class DurableOptions:
+    """How a learner is kept on disk (docs/serve.md).
+
+    Whatever the budgets say, the two newest snapshots and the events after the older one stay.
+
+    Args:
+        snapshot_every: events between snapshots.
+        keep_snapshots: snapshots kept.
+        keep_events: applied events whose data is kept, to go back to.
+        keep_days: age in days of the oldest snapshot and event kept; none for any age.
+        keep_bytes: size of snapshots and events together; none for any size.
+        keep_history: events of which kind, time and idempotency key are known.
+        queue_events: events on disk that wait for being applied; more are refused.
+        queue_bytes: the same in bytes.
+        prequential: predict every batch before it is learned, for accuracy and guards.
+    """
+
+    snapshot_every: int = 100
+    keep_snapshots: int = 5
+    keep_events: int = 1000
+    keep_days: float | None = None
+    keep_bytes: int | None = None
+    keep_history: int = 1_000_000
+    queue_events: int = 1000
+    queue_bytes: int = 256 * 2**20
+    prequential: bool = True
+
+    def __post_init__(self) -> None:
+        count(
+            snapshot_every=self.snapshot_every,
+            keep_events=self.keep_events,
+            keep_bytes=self.keep_bytes,
+            keep_history=self.keep_history,
+            queue_events=self.queue_events,
+            queue_bytes=self.queue_bytes,
+        )
+        count(2, keep_snapshots=self.keep_snapshots)
+        at_least(0, keep_days=self.keep_days)
+
+
+@dataclass(frozen=True)
+class GuardOptions:
+    """What a guard watches, and what it does then.
+
+    Args:
+        action: stop: refuse to learn until `resume`; rollback: to the last good snapshot.
+        finite: whether a loss or gradient that is not finite counts.
+        accuracy: least prequential accuracy in the window; none for any.
+        recall: least recall in the window, by label; empty for any.
+        window: examples looked at; nothing is judged before there are as many.
+    """
+
+    action: str = "stop"
+    finite: bool = True
+    accuracy: float | None = None
+    recall: tuple[tuple[str | int, float], ...] = ()
+    window: int = 200
+
+    def __post_init__(self) -> None:
+        one_of(("stop", "rollback"), **{"guard.action": self.action})
+        count(**{"guard.window": self.window})
+        bounds = {f"guard.recall[{label!r}]": least for label, least in self.recall}
+        if self.accuracy is not None:
+            bounds["guard.accuracy"] = self.accuracy
+        at_least(0, **bounds)
+        at_most(1, **bounds)
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Limits of a server.
+
+    Args:
+        body_bytes: largest request body; larger ones get 413.
+        batch: most examples per request.
+        kept_inputs: inputs of predictions that wait for their label; the oldest go first.
+        kept_bytes: the same in bytes.
+        wait_seconds: longest time that ``?wait=applied`` waits.
+        connections: requests at the same time; more get 503.
+    """
+
+    body_bytes: int = 16 * 2**20
+    batch: int = 1000
+    kept_inputs: int = 100_000
+    kept_bytes: int = 256 * 2**20
+    wait_seconds: float = 30.0
+    connections: int = 200
+
+    def __post_init__(self) -> None:
+        count(
+            body_bytes=self.body_bytes,
+            batch=self.batch,
+            kept_inputs=self.kept_inputs,
+            kept_bytes=self.kept_bytes,
+            connections=self.connections,
+        )
+        at_least(0, wait_seconds=self.wait_seconds)

@@ -16,11 +16,12 @@ temporary file of their own, which a killed process leaves behind.
 """
 
 import hashlib
+import io
 import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -73,14 +74,7 @@ def save_state(path: Path | str, parts: Mapping[str, Any]) -> None:
     try:
         _refuse_foreign(file)
         with replacing(file) as out:
-            digest = hashlib.sha256(header)
-            out.write(header)
-            for tensor in tensors:
-                data = tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data
-                digest.update(data)
-                out.write(data)
-            out.seek(header.index(_UNSIGNED.encode()))
-            out.write(digest.hexdigest().encode())
+            _write(out, header, tensors)
     except OSError as error:
         raise CheckpointError(
             f"{path}: the state could not be written ({error}); an earlier state there is "
@@ -103,14 +97,32 @@ def load_state(path: Path | str) -> dict[str, Any]:
     if file.name == STATE and not file.exists() and (path / _MANIFEST).exists():
         return _load_version_1(path)
     with _reading(file) as opened:
-        digest = hashlib.sha256()
-        metadata, tensors = _read_tensors(opened, digest)
-        if digest.hexdigest() != metadata["sha256"]:
-            raise ValueError("its checksum is wrong")
-        state = _decode(_parse(metadata["structure"]), tensors)
-        if not isinstance(state, dict):
-            raise ValueError("it is not a dict")
-        return state
+        return _read(opened)
+
+
+def to_bytes(parts: Mapping[str, Any]) -> bytes:
+    """A state as the bytes that `save_state` would write; the same state gives the same bytes.
+
+    >>> from_bytes(to_bytes({"inputs": {"x": torch.ones(2)}, "labels": ["cat", "dog"]}))
+    {'inputs': {'x': tensor([1., 1.])}, 'labels': ['cat', 'dog']}
+    """
+    out = io.BytesIO()
+    _write(out, *_pack(parts))
+    return out.getvalue()
+
+
+def from_bytes(data: bytes, what: str = "bytes") -> dict[str, Any]:
+    """The state in the bytes of `to_bytes`.
+
+    Args:
+        data: from `to_bytes`.
+        what: names them in errors.
+
+    Raises:
+        CheckpointError: they are damaged, or of a version this one cannot read.
+    """
+    with _naming(what):
+        return _read(io.BytesIO(data))
 
 
 def is_saved(path: Path) -> bool:
@@ -240,23 +252,54 @@ def _reading(file: Path, sha256: str | None = None) -> Iterator[IO[bytes]]:
     """Open a file; whatever is wrong with it becomes an error that names it."""
     if not file.is_file():
         raise CheckpointError(f"{file}: missing; give a state that was saved completely.")
+    with _naming(file), open(file, "rb") as opened:
+        if sha256 is not None and hashlib.file_digest(opened, "sha256").hexdigest() != sha256:
+            raise ValueError("its checksum is wrong")
+        opened.seek(0)
+        yield opened
+
+
+@contextmanager
+def _naming(what: Path | str) -> Iterator[None]:
+    """Whatever is wrong with what is read inside becomes an error that names it."""
     try:
-        with open(file, "rb") as opened:
-            if sha256 is not None and hashlib.file_digest(opened, "sha256").hexdigest() != sha256:
-                raise ValueError("its checksum is wrong")
-            opened.seek(0)
-            yield opened
+        yield
     except (OSError, LookupError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         reason = str(error) if isinstance(error, ValueError) else repr(error)
         raise CheckpointError(
-            f"{file}: damaged or foreign: {reason}. Load an older state, or save it again from "
+            f"{what}: damaged or foreign: {reason}. Load an older state, or save it again from "
             "where it is whole."
         ) from error
 
 
+def _write(out: IO[bytes], header: bytes, tensors: Sequence[Tensor]) -> None:
+    """Write a packed state from the beginning of a file, and sign it."""
+    digest = hashlib.sha256(header)
+    out.write(header)
+    for tensor in tensors:
+        data = tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data
+        digest.update(data)
+        out.write(data)
+    out.seek(header.index(_UNSIGNED.encode()))
+    out.write(digest.hexdigest().encode())
+
+
+def _read(opened: IO[bytes]) -> dict[str, Any]:
+    """The state in a file that is open at its beginning."""
+    digest = hashlib.sha256()
+    metadata, tensors = _read_tensors(opened, digest)
+    if digest.hexdigest() != metadata["sha256"]:
+        raise ValueError("its checksum is wrong")
+    state = _decode(_parse(metadata["structure"]), tensors)
+    if not isinstance(state, dict):
+        raise ValueError("it is not a dict")
+    return state
+
+
 def _read_tensors(opened: IO[bytes], digest: Any) -> tuple[dict[str, str], dict[str, Tensor]]:
     """The metadata and tensors of a safetensors file; the digest is told what was read."""
-    size = os.fstat(opened.fileno()).st_size
+    size = opened.seek(0, os.SEEK_END)
+    opened.seek(0)
     prefix = opened.read(8)
     length = int.from_bytes(prefix, "little")
     if not 0 < length <= min(_MOST, size - 8):

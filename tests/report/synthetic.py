@@ -87,6 +87,11 @@ def _records(
             drift += (0.5 if steady else 1.0) * (1 + 2 * (step < 3))
             layers = {"stage1": 0.3 * drift, "head": 0.7 * drift}
             records.append({"kind": "drift", **moment, "total": drift, "layers": layers})
+            records.append({"kind": "refresh", **moment, "examples": 10, "share": 0.5})
+            seen, right = 10.0 * (position + 1), float(accuracy[-1])
+            regret = {"majority": seen * (0.4 - right), "no_change": seen * (0.5 - right)}
+            score = {"accuracy": right, "fading": right, "kappa": 2 * right - 1, "regret": regret}
+            records.append({"kind": "prequential", **moment, "examples": seen, **score})
             if steady:
                 new, replay = 0.55 - 0.2 * (step < 3) + noise[0], 0.55 + noise[0]
                 ratios = {"new": new, "replay": replay if position else None, "all": 0.55}

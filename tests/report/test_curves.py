@@ -88,7 +88,9 @@ def test_every_measure_has_a_curve_where_it_was_recorded(tmp_path: Path) -> None
     write_run(tmp_path / "b", "er", timings=False)
     section = only_section(tmp_path)
     found = {m.key: [curve.label for curve in curves(section, m)] for m in drawable(section)}
-    special = {"accuracy-online", "drift", "ratio_new", "ratio_replay", "time"}
+    special = {"accuracy-online", "drift", "ratio_new", "ratio_replay", "share", "time"}
+    special |= {"prequential", "prequential_fading", "prequential_kappa"}
+    special |= {"regret_majority", "regret_no_change"}
     assert special < found.keys()
     for key, labels in found.items():
         assert labels == (["LPR (EMA)"] if key in special else ["ER", "LPR (EMA)"]), key

@@ -63,6 +63,13 @@ def test_the_best_and_those_within_its_standard_error_are_best() -> None:
     assert best == [[False, False], [True, True], [True, True], [False, False], [False, False]]
 
 
+def test_a_ceiling_competes_with_no_method() -> None:
+    rows = [Row(f"m{i}", (Estimate(0.5 + i / 10, 0.01, 5),)) for i in range(2)]
+    rows.append(Row("i.i.d. (ceiling)", (Estimate(0.9, 0.01, 5),), "ceiling"))
+    table = Table("", (BY_KEY["acc"],), tuple(rows))
+    assert [table.is_best(row, 0) for row in rows] == [False, True, False]
+
+
 @pytest.mark.parametrize("seeds", [1, 2, 4, 5])
 def test_with_few_seeds_nothing_is_best(seeds: int) -> None:
     error = math.nan if seeds == 1 else 0.001

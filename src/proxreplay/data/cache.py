@@ -106,19 +106,20 @@ def cached(
         key: names the cache; settings of the decoding are part of it.
     """
     folder = cache_folder(key, source)
-    if folder.exists():
-        try:
-            return load(folder, source)
-        except _Unusable as reason:
+    try:
+        return load(folder, source)
+    except _Unusable as reason:
+        if folder.exists():
             log.warning("%s: cache %s is rebuilt: %s", name, folder, reason)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = folder.with_name(f"{folder.name}.lock")
         with locked(lock, wait=True):
             try:
-                if not _is_usable(folder, source):  # else another process has just built it
-                    log.info("%s: decoding %s once into %s", name, source, folder)
-                    _build(folder, name, source, decode)
+                return load(folder, source)  # another process has just built it
+            except _Unusable:
+                log.info("%s: decoding %s once into %s", name, source, folder)
+                _build(folder, name, source, decode)
             finally:
                 lock.unlink()
     except OSError as error:
@@ -183,14 +184,6 @@ def _remove(folder: Path, *, check_only: bool = False) -> None:
         for name in sorted(inside, key=lambda n: n == MARK):  # the mark goes last
             (folder / name).unlink()
         folder.rmdir()
-
-
-def _is_usable(folder: Path, source: Path) -> bool:
-    try:
-        load(folder, source)
-    except _Unusable:
-        return False
-    return True
 
 
 def _write_part(folder: Path, part: str, content: Part, name: str) -> dict[str, Any]:

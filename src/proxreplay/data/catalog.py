@@ -6,8 +6,9 @@ Nothing here imports numpy or torch before a data set is loaded.
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from proxreplay.data.roots import cache_folder, fetch_command
 from proxreplay.data.roots import data_root as resolve_root
@@ -193,16 +194,16 @@ IDX_FILES = tuple(
 )
 
 
+def _module(name: str) -> Any:
+    """A module of this package, imported only when a data set is loaded."""
+    return import_module(f"proxreplay.data.{name}")
+
+
 def _idx(name: str, about: str, places: tuple[str, ...], url: str, *md5s: str) -> NamedDataset:
-    def read(source: Path, size: int) -> "AbstractContextManager[Decoded]":
-        from proxreplay.data import idx
-
-        return idx.read(source, IDX_FILES, idx.CLASSES[name])
-
     return NamedDataset(
         name,
         about,
-        read,
+        lambda source, size: _module("idx").read(source, IDX_FILES, _module("idx").CLASSES[name]),
         places,
         inside=tuple((file, f"{file}.gz") for file in IDX_FILES),
         files=tuple(
@@ -213,43 +214,21 @@ def _idx(name: str, about: str, places: tuple[str, ...], url: str, *md5s: str) -
 
 
 def _cifar(name: str, about: str, places: tuple[str, ...], md5: str) -> NamedDataset:
-    def read(source: Path, size: int) -> "AbstractContextManager[Decoded]":
-        from proxreplay.data import cifar
-
-        return cifar.read(source, cifar.LAYOUTS[name])
-
-    file = RemoteFile(f"https://www.cs.toronto.edu/~kriz/{places[0]}", md5)
-    return NamedDataset(name, about, read, places, files=(file,))
-
-
-def _read_tiny(source: Path, size: int) -> "AbstractContextManager[Decoded]":
-    from proxreplay.data.tiny_imagenet import read
-
-    return read(source)
-
-
-def _read_clear(source: Path, size: int) -> "AbstractContextManager[Decoded]":
-    from proxreplay.data.clear import read
-
-    return read(source, size)
-
-
-def _read_pacs(source: Path, size: int) -> "AbstractContextManager[Decoded]":
-    from proxreplay.data.trees import read
-
-    return read(source, size)
-
-
-def _bundled_digits() -> "Dataset":
-    from proxreplay.data.bundled import load
-
-    return load()
+    return NamedDataset(
+        name,
+        about,
+        lambda source, size: _module("cifar").read(source, _module("cifar").LAYOUTS[name]),
+        places,
+        files=(RemoteFile(f"https://www.cs.toronto.edu/~kriz/{places[0]}", md5),),
+    )
 
 
 _CLEAR = "https://clear-challenge.s3.us-east-2.amazonaws.com"
 
 digits = NamedDataset(
-    "digits", "1,797 grey 8x8 digits, bundled with scikit-learn", bundled=_bundled_digits
+    "digits",
+    "1,797 grey 8x8 digits, bundled with scikit-learn",
+    bundled=lambda: _module("bundled").load(),
 )
 mnist = _idx(
     "mnist",
@@ -286,7 +265,7 @@ cifar100 = _cifar(
 tinyimagenet = NamedDataset(
     "tinyimagenet",
     "110,000 colour 64x64 photographs in 200 classes",
-    _read_tiny,
+    lambda source, size: _module("tiny_imagenet").read(source),
     ("tiny-imagenet-200.zip", "tiny-imagenet-200"),
     files=(
         RemoteFile(
@@ -297,7 +276,7 @@ tinyimagenet = NamedDataset(
 clear10 = NamedDataset(
     "clear10",
     "photographs of 11 classes over ten years, stored at 224x224",
-    _read_clear,
+    lambda source, size: _module("clear").read(source, size),
     ("clear10", "CLEAR10", "clear-10"),
     inside=(
         ("train/labeled_metadata.json", "train_image_only/labeled_metadata.json"),
@@ -320,7 +299,7 @@ clear10 = NamedDataset(
 pacs = NamedDataset(
     "pacs",
     "9,991 pictures of 7 classes in four styles",
-    _read_pacs,
+    lambda source, size: _module("trees").read(source, size),
     ("pacs", "PACS", "pacs64"),
     by_hand="Its authors publish no file with a checksum: put the images into one of these folders "
     "as <domain>/<class>/<image>, domains art_painting, cartoon, photo and sketch",

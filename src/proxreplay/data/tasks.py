@@ -46,6 +46,17 @@ def _relabel(examples: Examples, new_label: Tensor) -> Examples:
     return replace(examples, labels=new_label[examples.labels])
 
 
+def mixed(tasks: Sequence[Task], seed: int) -> list[Task]:
+    """The same examples in one random order; each task keeps its length and its held-out ones."""
+    rows = torch.cat([task.train.rows for task in tasks])
+    rows = rows[torch.randperm(len(rows), generator=generator(seed, "mixed"))]
+    parts = rows.split([len(task.train) for task in tasks])
+    return [
+        replace(task, train=Subset(task.train.source, part))
+        for task, part in zip(tasks, parts, strict=True)
+    ]
+
+
 def leak(
     tasks: list[Task], num_classes: int, disjoint: float, blur: float, seed: int
 ) -> list[Task]:

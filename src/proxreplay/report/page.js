@@ -65,7 +65,7 @@
     const current = () => section.measures.find((m) => m.name === select.value);
     const visible = () => current().curves.filter((c) => shown[c.group]);
 
-    // Shares start where the lowest seed is, rounded down to a tenth; amounts start at 0.
+    // Shares start where the lowest seed is, rounded down to a tenth; amounts at 0, or below it.
     function extent(measure, curves) {
       const known = (values) => values.filter((v) => v !== null);
       const tops = curves.flatMap((c) => known(c.high));
@@ -73,11 +73,11 @@
       const ends = curves.map((c) => c.x[c.x.length - 1]);
       const x = measure.x === "tasks" ? section.tasks : Math.max(...ends, 1e-9);
       const top = tops.length ? Math.max(...tops) : 1;
-      if (measure.kind === "amount") return [x, 0, Math.max(top * 1.05, 1e-9)];
       const low = floors.length ? Math.min(...floors) : 0;
+      if (measure.kind === "amount") return [x, Math.min(0, low * 1.05), Math.max(top * 1.05, 1e-9)];
       const high = Math.min(1, Math.ceil(top * 10 + 0.2) / 10);
-      const from = Math.max(0, Math.floor(low * 10 - 0.2) / 10);
-      return [x, from < 0.25 ? 0 : from, high];
+      const from = Math.floor(low * 10 - 0.2) / 10;
+      return [x, low < 0 ? from : from < 0.25 ? 0 : from, high];
     }
 
     function draw() {

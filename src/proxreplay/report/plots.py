@@ -100,6 +100,12 @@ def appendix(section: Section) -> "Figure":
     return _panels(section, ["variation_seen", "variation_loss", "accuracy", "loss"], columns=2)
 
 
+def prequential(section: Section) -> "Figure":
+    """Predicting every batch before it is learned: accuracy, accuracy of late, and regret."""
+    keys = ["prequential", "prequential_fading", "regret_majority", "regret_no_change"]
+    return _panels(section, keys, columns=2)
+
+
 def sensitivity(section: Section) -> "Figure":
     """Final accuracy and time over T (lines: p, the share of the memory a refresh uses).
 
@@ -149,6 +155,7 @@ FIGURES: Mapping[str, Callable[[Section], "Figure"]] = {
     "drift": partial(over_time, key="drift"),
     "time": partial(over_time, key="time"),
     "tasks": task_maps,
+    "prequential": prequential,
     "gradients": gradient_ratios,
     "sensitivity": sensitivity,
     "figure-1": figure_1,
@@ -202,7 +209,7 @@ def _draw(axes: "Axes", measure: Measure, drawn: Sequence[Curve], tasks: int) ->
         axes.set_xlim(left=0)
         axes.set_xlabel("minutes of learning")
     lowest = min(float(np.nanmin(curve.low)) for curve in drawn)
-    if measure.scale == "amount" or lowest < 0.25:
+    if lowest >= 0 and (measure.scale == "amount" or lowest < 0.25):
         axes.set_ylim(bottom=0)
     axes.set_title(measure.label, fontsize=11)
     _tidy(axes)

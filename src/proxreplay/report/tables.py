@@ -14,6 +14,7 @@ import numpy as np
 
 from proxreplay.evaluation import MEASURES, Estimate, PairedDifference, estimate, paired_difference
 from proxreplay.evaluation.measures import MAIN, Measure
+from proxreplay.experiments.recipes import METHODS
 from proxreplay.experiments.results import StoredRun
 from proxreplay.report.grouping import Group, Section, Study
 from proxreplay.report.paper import PaperRow, paper_row
@@ -29,12 +30,13 @@ class Row:
     Args:
         label: of the method.
         estimates: None where there is no number.
-        source: who measured it; a ``difference`` is second minus first and printed with its sign.
+        source: who measured it; a ``difference`` is second minus first and printed with its sign,
+            a ``ceiling`` competes with no method.
     """
 
     label: str
     estimates: tuple[Estimate | None, ...]
-    source: Literal["ours", "paper", "difference"] = "ours"
+    source: Literal["ours", "paper", "difference", "ceiling"] = "ours"
 
     @property
     def seeds(self) -> int:
@@ -65,7 +67,8 @@ class Table:
         mine, better = row.estimates[column], self.columns[column].better
         rivals = [r.estimates[column] for r in self.rows if r.source == row.source]
         known = [e for e in rivals if e is not None]
-        if mine is None or row.source == "difference" or better is None or len(known) < 2:
+        competes = row.source in ("ours", "paper")
+        if mine is None or not competes or better is None or len(known) < 2:
             return False
         sign = -1 if better == "lower" else 1
         best = max(known, key=lambda e: sign * e.mean)
@@ -163,7 +166,9 @@ def comparisons(section: Section) -> list[Comparison]:
 
 
 def _group_row(group: Group, measures: Sequence[Measure]) -> Row:
-    return Row(group.label, tuple(_estimate(group.values(m.key).values()) for m in measures))
+    estimates = tuple(_estimate(group.values(m.key).values()) for m in measures)
+    ceiling = group.method in METHODS and METHODS[group.method].iid
+    return Row(group.label, estimates, "ceiling" if ceiling else "ours")
 
 
 def _estimate(values: Iterable[float | None]) -> Estimate | None:
