@@ -4,6 +4,7 @@ Everything here goes from the definition: Jacobians by ``torch.func.jacrev``, in
 ``torch.linalg.solve``. Nothing is imported from the package.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -95,5 +96,8 @@ def assert_same_state(a: Any, b: Any, rtol: float = 0, atol: float = 0, at: str 
         assert len(a) == len(b), at
         for i, pair in enumerate(zip(a, b, strict=True)):
             assert_same_state(*pair, rtol, atol, f"{at}[{i}]")
+    elif isinstance(a, float):
+        same = a == b or math.isclose(a, b, rel_tol=rtol, abs_tol=atol)
+        assert same, f"{at}: {a} and {b}"
     else:
         assert a == b, at

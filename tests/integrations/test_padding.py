@@ -1,13 +1,16 @@
 """Padded tokens are not data: a padded batch gives what the sequences alone give."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from proxreplay import LPR
+from proxreplay import LPR, Batch
 from proxreplay.errors import InputError
+from proxreplay.options import StepOptions
+from proxreplay.proximal import KroneckerLPR
 from tests.reference import assert_same_state
 
 LENGTHS = (4, 7, 2)
@@ -174,6 +177,81 @@ def test_rows_that_cannot_be_matched_are_named():
     x, mask = padded(tokens())
     with pytest.warns(UserWarning, match=r"'expert': its 5 rows cannot be matched .*\(3, 7\)"):
         rule_of(Chosen()).refresh(x, mask=mask)
+
+
+NEWEST = StepOptions(every=1, rebuild=1, decay=0.0)
+STEP_RULES = {
+    "LPR": partial(LPR, omega_0=1.0, beta=1.0, statistics=NEWEST, tolerance=0),
+    "KroneckerLPR": partial(KroneckerLPR, steps=NEWEST, form="inverses", tolerance=0),
+}
+
+
+def step_of(make, model, calls, losses):
+    """The rule after one step over several calls of the model, which is left as it was."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    optimizer = torch.optim.SGD(model.train().parameters(), lr=0.0)
+    rule = make(model).attach(optimizer)
+    for call, loss in zip(calls, losses, strict=True):
+        loss(call()).backward()
+    optimizer.step()
+    rule.detach()
+    optimizer.zero_grad()
+    return rule
+
+
+def of_all(output):
+    """A loss of the logits that is a mean over three examples."""
+    return output.logits.flatten(1).square().sum(1).mean()
+
+
+@pytest.mark.parametrize("make", STEP_RULES.values(), ids=STEP_RULES.keys())
+@pytest.mark.parametrize("way", ["named", "positional", "inner"])
+def test_a_padded_training_step_equals_a_step_on_its_sequences_alone(make, way):
+    model = model_of("BERT")
+    sequences = tokens()
+    x, mask = padded(sequences)
+    whole = model
+    if way == "inner":  # as a LightningModule does it: the rule's model is not called itself
+        whole = nn.ModuleDict({"net": model})
+    together = {"positional": lambda: model(x, mask)}.get(
+        way, lambda: model(input_ids=x, attention_mask=mask)
+    )
+    ones = [torch.ones_like(one[None]) for one in sequences]
+    alone = [lambda a=a[None], b=b: model(a, b) for a, b in zip(sequences, ones, strict=True)]
+    third = [lambda output: of_all(output) / 3] * 3
+    assert_same_rule(step_of(make, whole, [together], [of_all]), step_of(make, whole, alone, third))
+    careless = step_of(make, whole, [lambda: model(x)], [of_all])
+    layer = next(n for n, one in careless.layers.items() if n.endswith("query"))
+    assert careless.layers[layer].positions == 7
+
+
+def test_a_padded_step_tells_incoming_from_replayed_examples():
+    model = model_of("BERT")
+    sequences = tokens()
+    x, mask = padded(sequences)
+    rule = STEP_RULES["KroneckerLPR"](model, steps=replace(NEWEST, incoming=0.0))
+    model.train()
+    with rule.watched(
+        Batch({"x": x[:1]}, torch.zeros(1).long()), Batch({"x": x[1:]}, torch.zeros(2).long())
+    ):
+        of_all(model(input_ids=x, attention_mask=mask)).backward()
+    rule.step_()
+    layer = next(n for n in rule.layers if n.endswith("query"))
+    assert rule.layers[layer].positions == sum(LENGTHS[1:]) / 2
+
+
+def test_a_wrong_mask_of_a_training_step_is_refused():
+    class Masked(Tagger):
+        def forward(self, x, attention_mask=None):
+            return super().forward(x)
+
+    model = Masked().train()
+    x, mask = padded(tokens())
+    STEP_RULES["LPR"](model).attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(InputError, match=r"steps: attention_mask has shape \(3, 1, 7\); a mask of"):
+        model(x, attention_mask=mask[:, None])
 
 
 BAD = {

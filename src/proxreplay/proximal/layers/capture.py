@@ -16,7 +16,7 @@ from proxreplay.proximal.layers.bare import Tracer
 from proxreplay.proximal.layers.batches import Padded
 from proxreplay.proximal.layers.batches import call as call_usual
 from proxreplay.proximal.layers.calling import Caller
-from proxreplay.proximal.layers.layout import Layout
+from proxreplay.proximal.layers.layout import Layout, has_two_sides
 from proxreplay.proximal.layers.registry import RowsFunction, find_layer, rows_by_map
 from proxreplay.proximal.layers.sites import Member, Site
 from proxreplay.proximal.layers.verify import Verifier
@@ -73,7 +73,7 @@ def visit(
         for member in () if site.bare else site.members:
             at[member.module].append((site, member))
     number = most = 0
-    layout = Layout(0)
+    layout, two = Layout(0), has_two_sides(at)
     bare = [site for site in sites.values() if site.bare]
     tracer = Tracer(model, bare, lambda s, rows: on_call(Call(s, s.members[0], rows, number)))
 
@@ -104,7 +104,7 @@ def visit(
     modules = {name: model.get_submodule(name) for name in at}
     with untouched(model), watching(modules, hand_on):
         for batch in batches:
-            layout = Layout.of(batch, batch_dim, at)
+            layout = Layout.of(batch, batch_dim, two=two)
             samples += layout.n
             most = 0
             seen_by_model = batch.call if isinstance(batch, Padded) else batch

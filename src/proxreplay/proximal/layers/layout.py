@@ -7,7 +7,7 @@ example, as its output is broadcast over them.
 """
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -47,13 +47,16 @@ class Layout:
     batch_dim: int = 0
 
     @classmethod
-    def of(cls, batch: Any, batch_dim: int = 0, names: Collection[str] = ()) -> "Layout":
+    def of(
+        cls, batch: Any, batch_dim: int = 0, *, two: bool = False, where: str = "refresh"
+    ) -> "Layout":
         """The layout of a batch, with the mask that came with it; a mask that is none is refused.
 
         Args:
             batch: what the model is called with, see `call`.
             batch_dim: the dimension of the examples.
-            names: of the model's modules.
+            two: whether the model has an encoder and a decoder.
+            where: what a refusal begins with.
         """
         n = count_samples(batch, batch_dim)
         call = batch.call if isinstance(batch, Padded) else batch
@@ -63,50 +66,63 @@ class Layout:
         given = {MASK: named.get(MASK), DECODER_MASK: named.get(DECODER_MASK)}
         if isinstance(batch, Padded):
             given = {"mask": batch.mask, DECODER_MASK: None}
-        masks = [_checked(key, mask, call, n, batch_dim) for key, mask in given.items()]
-        two = all(any(side in name.split(".") for name in names) for side in ("encoder", "decoder"))
+        masks = [
+            _checked(f"{where}: {key}", mask, call, n, batch_dim) for key, mask in given.items()
+        ]
         return cls(n, lengths, (masks[0], masks[1]), first, two, batch_dim)
 
     def seen(self, name: str, args: Any, kwargs: Mapping[str, Any], rows: Rows) -> Rows:
-        """The rows of a call that are data, once for every example that sees them.
+        """The rows of a call that are data, once for every example that sees them; see `real`."""
+        rows, real = self.real(name, args, kwargs, rows)
+        return rows if real is None else rows.only(real)
+
+    def real(
+        self, name: str, args: Any, kwargs: Mapping[str, Any], rows: Rows
+    ) -> tuple[Rows, Tensor | None]:
+        """The rows of a call, once for every example that sees them, and which of them are data.
 
         Args:
             name: of the module.
             args: of the call.
             kwargs: of the call.
             rows: of all places, in the order of the leading dimensions of the module's input.
+
+        Returns:
+            Rows, and booleans ``[rows]``; None if all are data.
         """
         if self.masks == (None, None) and not isinstance(rows, TokenRows):
-            return rows
+            return rows, None
         mask = self._mask(name, rows)
         dims = _leading(args, kwargs, rows.shape[1])
         if isinstance(rows, TokenRows) and self._shared(dims):
             return self._for_each(rows, dims, mask)
         if mask is None or not dims or rows.shape[1] == int(mask.sum()):
-            return rows  # all is data, or packed already
+            return rows, None  # all is data, or packed already
         real = self.places(mask, dims)
         if real is not None:
-            return rows.only(real.flatten())
+            return rows, real.flatten()
         if dims[0] % self.n:
             warnings.warn(
                 f"'{name}': its {rows.shape[1]} rows cannot be matched with a mask of shape "
                 f"{tuple(mask.shape)}; all of them count, those of padding too.",
                 stacklevel=2,
             )
-        return rows
+        return rows, None
 
-    def _for_each(self, rows: TokenRows, dims: tuple[int, ...], mask: Tensor | None) -> Rows:
+    def _for_each(
+        self, rows: TokenRows, dims: tuple[int, ...], mask: Tensor | None
+    ) -> tuple[Rows, Tensor | None]:
         """A lookup that was made once, as every example sees it: up to its own length."""
         tokens, counted = rows.tokens.repeat(self.n), rows.counted.repeat(self.n)
         rows = replace(rows, tokens=tokens, counted=counted)
         dims = (self.n, *(dims[1:] if dims[0] == 1 else dims))
         if mask is None or mask.shape[1] not in dims[1:]:
-            return rows
+            return rows, None
         real = torch.ones(dims, dtype=torch.bool, device=mask.device)
         for at in (i for i in range(1, len(dims)) if dims[i] == mask.shape[1]):
             own = [self.n] + [mask.shape[1] if i == at else 1 for i in range(1, len(dims))]
             real = real & mask.view(own)  # relative positions have two such dimensions
-        return rows.only(real.flatten())
+        return rows, real.flatten()
 
     def places(self, mask: Tensor, dims: tuple[int, ...]) -> Tensor | None:
         """Which places of ``dims`` are data; None if no dimensions are those of the mask."""
@@ -142,6 +158,12 @@ class Layout:
         return decoder
 
 
+def has_two_sides(names: Iterable[str]) -> bool:
+    """Whether modules of these names are an encoder and a decoder."""
+    parts = {part for name in names for part in name.split(".")}
+    return {"encoder", "decoder"} <= parts
+
+
 def _checked(key: str, mask: Any, call: Any, n: int, batch_dim: int) -> Tensor | None:
     """A mask as ``[n, T]`` of booleans; None if it says that all is data."""
     if mask is None:
@@ -149,26 +171,24 @@ def _checked(key: str, mask: Any, call: Any, n: int, batch_dim: int) -> Tensor |
     if not isinstance(mask, Tensor) or mask.ndim != 2 or len(mask) != n:
         shape = tuple(getattr(mask, "shape", ())) or type(mask).__name__
         raise InputError(
-            f"refresh: {key} has shape {shape}; a mask of padding is [n, T] with n = {n} examples. "
-            "Give refresh(..., mask=...) one of that shape, or mask=False if nothing is padded."
+            f"{key} has shape {shape}; a mask of padding is [n, T] with n = {n} examples. "
+            "Give one of that shape; or refresh(..., mask=False) if nothing is padded."
         )
     lengths = set(_lengths(call, batch_dim, besides=mask))
     if lengths and mask.shape[1] not in lengths:
         raise InputError(
-            f"refresh: {key} has shape {tuple(mask.shape)}, but the tensors of the batch have "
+            f"{key} has shape {tuple(mask.shape)}, but the tensors of the batch have "
             f"{sorted(lengths)} places per example; give it as many."
         )
     if not bool(((mask == 0) | (mask == 1)).all()):
         raise InputError(
-            f"refresh: {key} holds other values than 0 (padding) and 1 (data); give mask != 0 or "
+            f"{key} holds other values than 0 (padding) and 1 (data); give mask != 0 or "
             "whatever says which places are data."
         )
     real = mask.bool()
     empty = (~real.any(dim=1)).nonzero()[:, 0].tolist()
     if empty:
-        raise InputError(
-            f"refresh: {key} says that all of example {empty[0]} is padding; leave it out."
-        )
+        raise InputError(f"{key} says that all of example {empty[0]} is padding; leave it out.")
     return None if bool(real.all()) else real
 
 

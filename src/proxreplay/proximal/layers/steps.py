@@ -3,8 +3,12 @@
 Nothing is run twice. A call counts when the gradient arrives at its output: an evaluation, a
 forward pass that nobody goes back through, and the second forward of activation checkpointing
 leave nothing behind. What is waited for is held by the graph, and goes when the graph goes.
+
+Padded tokens are left out by the ``attention_mask`` that the model is called with, or the first of
+its parts that takes one.
 """
 
+import inspect
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,12 +22,13 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
 from proxreplay.errors import InputError
 from proxreplay.proximal.gram.rows import ColumnRows, Rows, span_of
-from proxreplay.proximal.layers.batches import count_samples
 from proxreplay.proximal.layers.capture import full_precision, rows_function, untouched
+from proxreplay.proximal.layers.layout import MASK, Layout, has_two_sides
 from proxreplay.proximal.layers.outputs import find_output
 from proxreplay.proximal.layers.registry import RowsFunction, rows_by_map
 from proxreplay.proximal.layers.sites import Member, Site
@@ -77,6 +82,7 @@ class _Forward:
 
     first: int
     n: int
+    whole: bool  # the model itself was called, not only a part of it
     back: bool = False
     calls: list[tuple["_Call", GradientEdge]] = field(default_factory=list)
 
@@ -116,17 +122,23 @@ class StepWatch:
         self.paused = False
         self._started = 0
         self._forward: _Forward | None = None
+        self._layout = Layout(1)  # of what was called last
         self._handles: list[RemovableHandle] = []
         self._instead = {**IN_TRAINING, **self.instead}
         self._at: defaultdict[str, list[tuple[Site, Member]]] = defaultdict(list)
         for site in self.sites.values():
             for member in () if site.bare else site.members:
                 self._at[member.module].append((site, member))
+        self._two = has_two_sides(self._at)
 
     def install(self) -> None:
         """Put the hooks in place."""
         begin = _Hook(self.model, self._begin)
         self._handles.append(self.model.register_forward_pre_hook(begin, with_kwargs=True))
+        for module in _takers(self.model):
+            if module is not self.model:
+                hook = _Hook(module, self._begin_part)
+                self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
         for name in self._at:
             module = self.model.get_submodule(name)
             hook = _Hook(module, self._called, name)
@@ -149,22 +161,41 @@ class StepWatch:
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._watching():
-            self._start(args, kwargs)
+            self._start(module, args, kwargs)
 
-    def _start(self, args: Any, kwargs: Any) -> _Forward:
+    def _begin_part(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """A part of the model that takes a mask is called, by the model or by itself."""
+        if self._watching() and self._forward is not None and self._forward.whole:
+            self._layout = self._layout_of(module, args, kwargs)
+        elif self._watching():
+            self._start(module, args, kwargs)
+
+    def _start(self, module: nn.Module, args: Any, kwargs: Any) -> _Forward:
         """A forward pass begins: all calls are its own until the next one."""
-        n = _examples((*args, *kwargs.values()))
-        self._forward = _Forward(self._started, n)
+        self._layout = self._layout_of(module, args, kwargs)
+        n = self._layout.n
+        self._forward = _Forward(self._started, n, whole=module is self.model)
         self._started += n
         return self._forward
+
+    def _layout_of(self, module: nn.Module, args: Any, kwargs: Any) -> Layout:
+        """How a call is laid out; one example if there is no tensor to tell."""
+        names = _parameters(module)[: len(args)]
+        call = {str(i): value for i, value in enumerate(args[len(names) :])}
+        call |= dict(zip(names, args, strict=False)) | kwargs
+        if not any(isinstance(one, Tensor | PackedSequence) for one in call.values()):
+            return Layout(1)
+        return Layout.of(call, two=self._two, where="statistics from steps")
 
     def _called(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         at = _first_tensor(output)
         if not self._watching() or at is None or not at.requires_grad:
             return
-        forward = self._forward or self._start(args, kwargs)  # some call parts of a model only
+        # some call parts of a model only
+        forward = self._forward or self._start(module, args, kwargs)
         whole = isinstance(output, Tensor)
-        call = _Call(self, forward, name, module, _detached(args), _detached(kwargs), whole)
+        given = _detached(args), _detached(kwargs)
+        call = _Call(self, forward, self._layout, name, module, *given, whole)
         if self.fisher == "loss":
             at.register_hook(call.arrived)
         else:
@@ -248,13 +279,14 @@ class _Call:
 
     watch: StepWatch
     forward: _Forward
+    layout: Layout
     name: str
     module: nn.Module
     args: Any
     kwargs: Any
     whole: bool
     seen: bool = False
-    trusted: list[tuple[Site, Member]] = field(default_factory=list)
+    trusted: list[tuple[Site, Member, Tensor | None]] = field(default_factory=list)
 
     def arrived(self, gradient: Tensor) -> None:
         """Hand on rows, the first time, and gradient."""
@@ -275,25 +307,35 @@ class _Call:
         watch.note(self.forward)
         layout = find_output(self.module) if watch.gradients and self.whole else None
         D = None if layout is None else layout(self.module, gradient)
-        if self.seen:
-            found: list[tuple[Site, Member, Rows | None]] = [(*two, None) for two in self.trusted]
-        else:
-            found = [*watch.rows_of(self.name, self.module, self.args, self.kwargs)]
-            self.trusted = [(site, member) for site, member, _ in found]
-        for site, member, rows in found:
+        found = [(*three, None) for three in self.trusted] if self.seen else [*self._rows()]
+        self.trusted = [(site, member, real) for site, member, real, _ in found]
+        n = self.forward.n
+        for site, member, real, rows in found:
             for part, start, stop in watch.split(self.forward):
-                whole = (start, stop) == (0, self.forward.n)
-                own = rows if rows is None or whole else rows.part(start, stop, self.forward.n)
+                whole = (start, stop) == (0, n)
+                own = rows if rows is None or whole else rows.part(start, stop, n)
+                keep = real if real is None or whole else real[span_of(len(real), start, stop, n)]
+                if own is not None and keep is not None:
+                    own = own.only(keep)
                 if rows is not None and (own is None or own.shape[1] == 0):
                     continue  # nobody can tell; or an expert that is given nothing to do
-                at = None if member.map or member.lookup else self._part(D, start, stop)
+                at = None if member.map or member.lookup else self._part(D, start, stop, keep)
                 watch.on_call(StepCall(site, member, part.name, own, at, stop - start))
         self.seen = True
 
-    def _part(self, D: Tensor | None, start: int, stop: int) -> Tensor | None:
-        """The gradient of some of the examples."""
+    def _rows(self) -> Iterator[tuple[Site, Member, Tensor | None, Rows | None]]:
+        """The rows of every map, and which of them are no padding; None if all."""
+        given = self.args, self.kwargs
+        for site, member, rows in self.watch.rows_of(self.name, self.module, *given):
+            seen, real = self.layout.real(self.name, *given, rows)
+            yield site, member, real, seen
+
+    def _part(self, D: Tensor | None, start: int, stop: int, keep: Tensor | None) -> Tensor | None:
+        """The gradient of some of the examples, without padding."""
         span = None if D is None else span_of(D.shape[1], start, stop, self.forward.n)
-        return None if D is None or span is None else D[:, span]
+        if D is None or span is None:
+            return None
+        return D[:, span] if keep is None else D[:, span][:, keep]
 
 
 class _Hook:
@@ -345,12 +387,21 @@ def _described(output: Any) -> str:
     return str(list(output.shape)) if isinstance(output, Tensor) else type(output).__name__
 
 
-def _examples(values: Any) -> int:
-    """The number of examples in the arguments of a call; 1 if there is no tensor to tell."""
+def _parameters(module: nn.Module) -> list[str]:
+    """The names of a module's arguments; traced modules have none."""
     try:
-        return count_samples(values)
-    except InputError:
-        return 1
+        return [*inspect.signature(module.forward).parameters]
+    except ValueError:
+        return []
+
+
+def _takers(model: nn.Module) -> Iterator[nn.Module]:
+    """The model if its forward takes a mask of padding, else the first of its parts that do."""
+    if MASK in _parameters(model):
+        yield model
+        return
+    for child in model.children():
+        yield from _takers(child)
 
 
 def _first_tensor(output: Any) -> Tensor | None:
