@@ -113,6 +113,25 @@ def test_the_average_over_steps_is_debiased_and_equals_its_naive_twin():
     torch.testing.assert_close(factors(rule)["0"][0], Lambda)
 
 
+@pytest.mark.parametrize("again", [None, True, False], ids=["plain", "reentrant", "checkpoint"])
+def test_parts_of_a_model_that_are_called_alone_count_accumulated_batches(again):
+    """As a LightningModule does it, whose own forward nobody calls."""
+    model = nn.ModuleDict({"net": plain_cnn()})
+    net = model["net"]
+    if again is not None:
+        net = lambda x: checkpoint(model["net"], x, use_reentrant=again)  # noqa: E731
+    rule, optimizer = attached(model)
+    x, y = batch()
+    x.requires_grad_()  # reentrant checkpoints need it
+    for part in (slice(0, 3), slice(3, 6)):
+        (F.cross_entropy(net(x[part]), y[part]) / 2).backward()
+    optimizer.step()
+    expected = refreshed(model["net"], x.detach())
+    assert {name: one.positions for name, one in rule.layers.items()} == {
+        f"net.{name}": one.positions for name, one in expected.layers.items()
+    }
+
+
 def evaluate_(model, x, y):
     model.eval()
     F.cross_entropy(model(x), y).backward()

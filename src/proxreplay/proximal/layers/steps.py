@@ -84,7 +84,12 @@ class _Forward:
     n: int
     whole: bool  # the model itself was called, not only a part of it
     back: bool = False
+    backward: int = -1  # the number of its backward pass; checkpoints call layers inside of it
     calls: list[tuple["_Call", GradientEdge]] = field(default_factory=list)
+
+    def over(self) -> bool:
+        """Whether a call of a part begins another pass: its own backward pass is over."""
+        return self.back and not self.whole and self.backward != _backward()
 
 
 @dataclass
@@ -174,7 +179,8 @@ class StepWatch:
         """A forward pass begins: all calls are its own until the next one."""
         self._layout = self._layout_of(module, args, kwargs)
         n = self._layout.n
-        self._forward = _Forward(self._started, n, whole=module is self.model)
+        whole = module is self.model
+        self._forward = _Forward(self._started, n, whole, backward=_backward())
         self._started += n
         return self._forward
 
@@ -191,8 +197,9 @@ class StepWatch:
         at = _first_tensor(output)
         if not self._watching() or at is None or not at.requires_grad:
             return
-        # some call parts of a model only
-        forward = self._forward or self._start(module, args, kwargs)
+        forward = self._forward
+        if forward is None or forward.over():  # some call parts of a model only
+            forward = self._start(module, args, kwargs)
         whole = isinstance(output, Tensor)
         given = _detached(args), _detached(kwargs)
         call = _Call(self, forward, self._layout, name, module, *given, whole)
@@ -248,6 +255,8 @@ class StepWatch:
         """Count the examples of a forward pass that is gone back through."""
         if not forward.back:
             forward.back = True
+            if forward.backward < 0:
+                forward.backward = _backward()
             for part, start, stop in self.split(forward):
                 self.examples[part.name] += stop - start
 
@@ -381,6 +390,11 @@ IN_TRAINING: dict[type[nn.Module], RowsFunction] = {
     _BatchNorm: training_batchnorm_rows,
     _InstanceNorm: training_instancenorm_rows,
 }
+
+
+def _backward() -> int:
+    """The number of the backward pass that is running; -1 for none."""
+    return torch._C._current_graph_task_id()
 
 
 def _described(output: Any) -> str:
