@@ -31,7 +31,8 @@ class LPRPlugin(SupervisedPlugin):
         """Avalanche may have made a new optimizer, or have grown the head."""
         if self.rule is None:
             self.rule = LPR(strategy.model)
-        if self.kept:
+        self.steps = 0
+        if self.kept:  # nothing can be forgotten before
             self.rule.attach(strategy.optimizer)
 
     def before_training_iteration(self, strategy, **kwargs) -> None:
