@@ -26,6 +26,7 @@ METHODS: dict[str, Callable[[nn.Module], dict[str, Any]]] = {
     "er": lambda model: {"loss": er},
     "lpr-er": lambda model: {"loss": er, "rule": LPR(model, 1.0)},
     "lpr-der": lambda model: {"loss": derpp_snapshot, "rule": LPR(model, 1.0, rolling=0.5)},
+    "lpr-itself": lambda model: {"loss": er, "rule": LPR(model)},
     "agem": lambda model: {"loss": finetune, "rule": AGEM(model, samples=11)},
     "er-ace": lambda model: {"loss": er_ace, "rule": AGEM.joint(model)},
     "derpp": lambda model: {"loss": Derpp()},
@@ -48,7 +49,7 @@ def stream(batches: int = BATCHES) -> list[tuple[torch.Tensor, torch.Tensor]]:
     centres = torch.randn(5, 1, 4, 4, generator=rng).double()
     found = []
     for i in range(batches):
-        labels = torch.randint(0, 1 + min(4, i // 20), (N,), generator=rng)
+        labels = torch.randint(0, 2 + min(3, i // 4), (N,), generator=rng)
         noise = torch.randn(N, 1, 4, 4, generator=rng).double()
         found.append((centres[labels] + 0.5 * noise, labels))
     return found

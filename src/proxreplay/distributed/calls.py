@@ -14,6 +14,8 @@ processes, and so in the mean.
 import copy
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +25,40 @@ from proxreplay.distributed.processes import Processes, start_of
 from proxreplay.errors import InputError
 
 STAND_INS = 2  # rows that a process without a share runs, so that BatchNorm is not given one
+
+
+@dataclass(frozen=True)
+class CallShare:
+    """The rows of a call that this process runs: row ``i`` is row ``first + i step`` of all.
+
+    Args:
+        n: rows of all processes.
+        own: rows of this process.
+        first: number of its first row.
+        step: to the next one.
+        scale: what the gradients of its rows are multiplied with.
+    """
+
+    n: int
+    own: int
+    first: int = 0
+    step: int = 1
+    scale: int = 1
+
+    def span(self, start: int, stop: int) -> tuple[int, int]:
+        """Which of the own rows, from and to, are among the rows ``start`` to ``stop`` of all."""
+        return self._before(start), self._before(stop)
+
+    def _before(self, row: int) -> int:
+        return min(self.own, max(0, -((self.first - row) // self.step)))
+
+
+_call: ContextVar[CallShare | None] = ContextVar("call", default=None)
+
+
+def share_of_call(n: int) -> CallShare:
+    """The share of the shared call that is under way; all ``n`` rows if there is none."""
+    return _call.get() or CallShare(n, n)
 
 
 @contextmanager
@@ -51,8 +87,11 @@ def _sharing(model: nn.Module, processes: Processes) -> Iterator[None]:
         n = rows_of((args, kwargs))
         counts = processes.shares(n) if processes.replicated else processes.tell(n)
         calls.append(counts)
+        rank, mine = processes.rank, counts[processes.rank]
         if not processes.replicated:
+            _call.set(CallShare(sum(counts), mine, start_of(counts, rank), 1, processes.size))
             return args, kwargs
+        _call.set(CallShare(n, mine, rank, processes.size, processes.size))
         own = processes.share(n)
         if own.start >= n:
             _check_empty(module, n, processes)
@@ -60,6 +99,7 @@ def _sharing(model: nn.Module, processes: Processes) -> Iterator[None]:
         return taken(args, n, own), taken(kwargs, n, own)
 
     def join(module: nn.Module, args: Any, output: Any) -> Any:
+        _call.set(None)
         return _joined(output, processes, calls.pop())
 
     before = model.register_forward_pre_hook(take_share, with_kwargs=True, prepend=True)
@@ -67,6 +107,7 @@ def _sharing(model: nn.Module, processes: Processes) -> Iterator[None]:
     try:
         yield
     finally:
+        _call.set(None)
         before.remove()
         after.remove()
 

@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils.hooks import RemovableHandle
 
+from proxreplay.distributed import share_of_call
 from proxreplay.proximal.gram.rows import widened
 from proxreplay.proximal.layers.batches import count_samples
 from proxreplay.proximal.layers.capture import full_precision
@@ -163,7 +164,8 @@ class IncomingWatch:
     Args:
         model: as `unwrap` gives it.
         sites: what to watch.
-        examples: how many of those that pass first are incoming; the others are replayed.
+        examples: how many of those that pass first are incoming; the others are replayed. Where
+            processes share a call, those of all of them are counted.
         brought: what incoming rows brought, by site.
         lost: sites whose rows could not be told apart.
         coupled: whether BatchNorm saw incoming and replayed examples together. Then every row of
@@ -182,7 +184,7 @@ class IncomingWatch:
     def __post_init__(self) -> None:
         self._norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm)]
         self._passed = 0
-        self._now: tuple[int, int] | None = None  # examples of this forward: incoming, all
+        self._now: tuple[int, int, int] | None = None  # of this forward: own incoming, own, all
         self._busy = False
 
     @contextmanager
@@ -208,15 +210,16 @@ class IncomingWatch:
             self._now = None
             return
         n = count_samples((*args, *kwargs.values()))
-        incoming = max(0, min(n, self.examples - self._passed))
-        self._now = (incoming, n)
-        self._passed += n
-        if 0 < incoming < n and any(norm.training for norm in self._norms):
+        share = share_of_call(n)
+        incoming = max(0, min(share.n, self.examples - self._passed))
+        self._now = (share.span(0, incoming)[1], n, share.n)
+        self._passed += share.n
+        if 0 < incoming < share.n and any(norm.training for norm in self._norms):
             self.coupled = True
 
     def _end(self, model: nn.Module, args: Any, output: Any) -> None:
         now, self._now = self._now, None
-        if now is not None and isinstance(output, Tensor) and len(output) == now[1]:
+        if now is not None and isinstance(output, Tensor) and len(output) == now[2]:
             self.outputs.append(output.detach())
 
     @torch.no_grad()
@@ -246,7 +249,7 @@ class IncomingWatch:
             if not output.requires_grad or now[0] == 0:
                 return
             x = args[0].detach() if args and isinstance(args[0], Tensor) else None
-            output.register_hook(lambda delta: self._arrived(site, module, x, delta, now))
+            output.register_hook(lambda delta: self._arrived(site, module, x, delta, now[:2]))
 
         return called
 

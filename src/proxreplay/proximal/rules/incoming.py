@@ -9,7 +9,7 @@ gradient too is what makes the paper's rule fall behind plain replay on long tas
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from proxreplay.batch import Batch
+from proxreplay.distributed import Processes
 from proxreplay.proximal.layers.capture import as_written, full_precision
 from proxreplay.proximal.layers.incoming import Brought, IncomingWatch, splittable
 from proxreplay.proximal.layers.sites import Site, unwrap
@@ -30,9 +31,9 @@ from proxreplay.proximal.shrinkage.forms import Shrinkage
 class IncomingRule(StepwiseRule):
     """A `StepwiseRule` that may act on the incoming part of gradients alone.
 
-    It does in the passes inside of `watched`. Elsewhere, with several processes, and where
-    BatchNorm sees incoming and replayed examples together, nobody can tell which part that is, and
-    the whole gradient is treated.
+    It does in the passes inside of `watched`. Elsewhere, and where BatchNorm sees incoming and
+    replayed examples together, nobody can tell which part that is, and the whole gradient is
+    treated. Several processes add up what each has to take away.
     """
 
     def __init__(self, model: nn.Module, *, split: bool, **options: Any) -> None:
@@ -69,20 +70,40 @@ class IncomingRule(StepwiseRule):
             incoming: the examples that pass first; None if nobody can tell them apart.
             replay: those that pass after them; None for none.
         """
-        with super().watched(incoming, replay):
-            apart = self._split and self._treatments and self.processes.alone
-            if not apart or incoming is None or replay is None:
-                yield
-                return
-            sites = {name: one.site for name, one in self._treatments.items()}
+        sites = {name: one.site for name, one in self._treatments.items()} if self._split else {}
+        watch: IncomingWatch | None = None
+        if sites and incoming is not None and replay is not None:
             watch = IncomingWatch(unwrap(self.model), sites, len(incoming))
-            with as_written(), watch.watching():
+        looking = nullcontext() if watch is None else watch.watching()
+        with super().watched(incoming, replay):
+            with nullcontext() if watch is None else as_written(), looking:
                 yield
-            if not watch.coupled:
-                self._watched.append(watch)
-                losses = watch.losses(torch.cat([incoming.labels, replay.labels]))
-                if losses is not None:
-                    self._share.note(*losses)
+            if sites:
+                both = [] if incoming is None or replay is None else [incoming, replay]
+                self._take_note(watch, [one.labels for one in both])
+
+    def _take_note(self, watch: IncomingWatch | None, labels: Sequence[Tensor]) -> None:
+        """Keep what was seen, if every process can tell what incoming examples brought."""
+        losses, apart = None, watch is not None and not watch.coupled
+        if watch is not None and apart:
+            losses = watch.losses(torch.cat([*labels]))
+        if not (self.processes.alone or self.processes.replicated):
+            apart, losses = self._agreed(apart, losses, [len(one) for one in labels])
+        if watch is not None and apart:
+            self._watched.append(watch)
+            if losses is not None:
+                self._share.note(*losses)
+
+    def _agreed(
+        self, apart: bool, losses: tuple[float, float] | None, counts: Sequence[int]
+    ) -> tuple[bool, tuple[float, float] | None]:
+        """Whether all processes can tell examples apart, and the mean losses over all of them."""
+        own = [(loss * n, n) for loss, n in zip(losses or (), counts, strict=False)]
+        (first, n), (second, m) = own or [(0.0, 0), (0.0, 0)]
+        total = torch.tensor([float(not apart), first, n, second, m], dtype=torch.float64)
+        self.processes.sum_([total])
+        coupled, first, n, second, m = total.tolist()
+        return coupled == 0, (first / n, second / m) if n and m else None
 
     def step_(self, only: Collection[int] | None = None) -> None:
         """`precondition_` for a step that will be made: what incoming examples bring, if known."""
@@ -108,21 +129,32 @@ class IncomingRule(StepwiseRule):
         self, watched: Sequence[IncomingWatch], only: Collection[int] | None
     ) -> None:
         """``G <- G - s G_in (I - Lambda)`` for every layer whose incoming part is known."""
-        model = unwrap(self.model)
+        model, alone, share = unwrap(self.model), self.processes.alone, self._share.value
+        together: list[_Change] = []
         with full_precision():
             for name, treatment in self._treatments.items():
-                brought = [one for watch in watched for one in watch.brought.get(name, ())]
-                gradients = gradients_of(model, treatment.site.columns, only)
+                site, brought = treatment.site, [
+                    one for watch in watched for one in watch.brought.get(name, ())
+                ]  # fmt: skip
+                gradients = gradients_of(model, site.columns, only)
                 moving = tuple(one is not None for one in gradients)
-                if not brought or not any(moving) or any(name in w.lost for w in watched):
+                unknown = any(name in w.lost for w in watched) or not brought
+                if not any(moving) or (unknown if alone else not splittable(model, site)):
                     continue
                 factor = self._factor(name, moving, gradients)
                 kept = None
                 if not all(moving):
-                    kept = moving_columns(treatment.site, gradients, treatment.factor.width)
+                    kept = moving_columns(site, gradients, treatment.factor.width)
+                if alone:
+                    for one in brought:
+                        subtract_(site, gradients, lost_of(one, factor, kept), share)
+                    continue
+                change = _Change(gradients, any(name in w.lost for w in watched), bool(brought))
+                together.append(change)
                 for one in brought:
-                    lost = lost_of(one, factor, kept)
-                    subtract_(treatment.site, gradients, lost, self._share.value)
+                    subtract_(site, change.own, lost_of(one, factor, kept), -1.0)
+            if together:
+                take_together_(together, self.processes, share)
 
     def state_dict(self) -> dict[str, Any]:
         """What the refreshes made: tensors, numbers and strings in nested dicts."""
@@ -136,6 +168,28 @@ class IncomingRule(StepwiseRule):
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_watched": [], "_taken": []}
+
+
+class _Change:
+    """What one process takes away from the gradients of a site; its `own` part begins at zero."""
+
+    def __init__(self, gradients: Sequence[Tensor | None], lost: bool, brought: bool) -> None:
+        self.gradients = gradients
+        self.own = [None if g is None else torch.zeros_like(g) for g in gradients]
+        self.flags = [float(lost), float(brought)]
+
+
+def take_together_(changes: Sequence[_Change], processes: Processes, share: float) -> None:
+    """Take the mean of what all processes found away from the gradients, which are means too."""
+    own = [one for change in changes for one in change.own if one is not None]
+    flags = torch.tensor([c.flags for c in changes], dtype=own[0].dtype, device=own[0].device)
+    processes.sum_([*own, flags])
+    for change, (lost, brought) in zip(changes, flags.tolist(), strict=True):
+        if lost or not brought:
+            continue
+        for gradient, one in zip(change.gradients, change.own, strict=True):
+            if gradient is not None and one is not None:
+                gradient.sub_(one, alpha=share / processes.size)
 
 
 def lost_of(brought: Brought, factor: Shrinkage, kept: Tensor | None) -> Tensor:
