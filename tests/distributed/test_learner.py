@@ -14,7 +14,8 @@ from torch import nn
 from proxreplay import LPR, ClassBalancedMemory, Learner, er
 from proxreplay.distributed import ALONE, Processes, compare
 from proxreplay.models.heads import GrowingHead
-from proxreplay.proximal import AGEM
+from proxreplay.options import StepOptions
+from proxreplay.proximal import AGEM, KroneckerLPR
 from proxreplay.replay import Derpp, Distilled, derpp_snapshot, er_ace, finetune, lode
 from proxreplay.replay.together import held
 from proxreplay.serialization import load_state
@@ -27,6 +28,9 @@ METHODS: dict[str, Callable[[nn.Module], dict[str, Any]]] = {
     "lpr-er": lambda model: {"loss": er, "rule": LPR(model, 1.0)},
     "lpr-der": lambda model: {"loss": derpp_snapshot, "rule": LPR(model, 1.0, rolling=0.5)},
     "lpr-itself": lambda model: {"loss": er, "rule": LPR(model)},
+    "lpr-steps": lambda model: {"rule": LPR(model, statistics=StepOptions(2, 3, 0.9, 0.5))},
+    "klpr-er": lambda model: {"rule": KroneckerLPR(model)},
+    "klpr-sampled": lambda model: {"rule": KroneckerLPR(model, fisher="sampled", scope="model")},
     "agem": lambda model: {"loss": finetune, "rule": AGEM(model, samples=11)},
     "er-ace": lambda model: {"loss": er_ace, "rule": AGEM.joint(model)},
     "derpp": lambda model: {"loss": Derpp()},

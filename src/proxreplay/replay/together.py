@@ -65,7 +65,6 @@ class Together:
         if processes.alone:
             return x, y, weight
         if not self._compared:
-            _refuse_steps(learner.rule)
             compare(processes, "Learner", held(learner))
             _say_about_norms(learner.model, processes)
             self._compared = True
@@ -132,15 +131,6 @@ class Together:
     def own(self, ids: tuple[int, ...]) -> tuple[int, ...]:
         """Of the ids of a joint batch, those of the examples that this process was handed."""
         return ids if self.processes.replicated or self.processes.alone else ids[self._own]
-
-
-def _refuse_steps(rule: GradientRule | None) -> None:
-    """Refuse statistics from training steps: a checkpoint would hold those of one process only."""
-    if rule is not None and getattr(rule, "needs_refresh", True) is False:
-        raise InputError(
-            f"Learner: {type(rule).__name__} takes its statistics from training steps, which "
-            "several processes cannot do in a Learner; let it be refreshed (steps=None)."
-        )
 
 
 def held(learner: "Learner") -> dict[str, Any]:

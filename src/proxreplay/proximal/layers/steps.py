@@ -25,6 +25,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
+from proxreplay.distributed import CallShare, share_of_call
 from proxreplay.errors import InputError
 from proxreplay.proximal.gram.rows import ColumnRows, Rows, span_of
 from proxreplay.proximal.layers.capture import full_precision, rows_function, untouched
@@ -78,10 +79,14 @@ class StepCall:
 
 @dataclass
 class _Forward:
-    """One forward pass of the model: ``n`` examples from number ``first`` of the step on."""
+    """One forward pass of the model, with ``n`` rows, from example number ``first`` of the step on.
+
+    Where several processes share the call, the examples of all of them are counted.
+    """
 
     first: int
     n: int
+    share: CallShare
     whole: bool  # the model itself was called, not only a part of it
     back: bool = False
     backward: int = -1  # the number of its backward pass; checkpoints call layers inside of it
@@ -124,6 +129,8 @@ class StepWatch:
     def __post_init__(self) -> None:
         self.parts: Sequence[Part] = EVERYTHING
         self.examples: defaultdict[str, int] = defaultdict(int)  # of the step, by part
+        self.own: defaultdict[str, int] = defaultdict(int)  # the same, of this process
+        self.scale = 1  # of the gradients, beside that of the loss
         self.paused = False
         self._started = 0
         self._forward: _Forward | None = None
@@ -162,6 +169,7 @@ class StepWatch:
     def begin_step(self) -> None:
         """Forget the examples of the step before."""
         self.examples.clear()
+        self.own.clear()
         self._started, self._forward = 0, None
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -179,9 +187,10 @@ class StepWatch:
         """A forward pass begins: all calls are its own until the next one."""
         self._layout = self._layout_of(module, args, kwargs)
         n = self._layout.n
-        whole = module is self.model
-        self._forward = _Forward(self._started, n, whole, backward=_backward())
-        self._started += n
+        share, whole = share_of_call(n), module is self.model
+        self._forward = _Forward(self._started, n, share, whole, backward=_backward())
+        self._started += share.n
+        self.scale = share.scale
         return self._forward
 
     def _layout_of(self, module: nn.Module, args: Any, kwargs: Any) -> Layout:
@@ -242,10 +251,10 @@ class StepWatch:
         return seen and not self.paused and self.active()
 
     def split(self, forward: _Forward) -> Iterator[tuple[Part, int, int]]:
-        """The parts of a forward pass that count, with their examples in it."""
+        """The parts of a forward pass that count, with their examples in it, of all processes."""
         start = forward.first
         for part in self.parts:
-            stop = int(min(part.stop, forward.first + forward.n))
+            stop = int(min(part.stop, forward.first + forward.share.n))
             if stop > start:
                 if part.weight > 0:
                     yield part, start - forward.first, stop - forward.first
@@ -259,6 +268,8 @@ class StepWatch:
                 forward.backward = _backward()
             for part, start, stop in self.split(forward):
                 self.examples[part.name] += stop - start
+                first, end = forward.share.span(start, stop)
+                self.own[part.name] += end - first
 
     def rows_of(
         self, name: str, module: nn.Module, args: Any, kwargs: Any
@@ -320,7 +331,10 @@ class _Call:
         self.trusted = [(site, member, real) for site, member, real, _ in found]
         n = self.forward.n
         for site, member, real, rows in found:
-            for part, start, stop in watch.split(self.forward):
+            for part, *span in watch.split(self.forward):
+                start, stop = self.forward.share.span(*span)
+                if start == stop:
+                    continue  # other processes have these examples
                 whole = (start, stop) == (0, n)
                 own = rows if rows is None or whole else rows.part(start, stop, n)
                 keep = real if real is None or whole else real[span_of(len(real), start, stop, n)]

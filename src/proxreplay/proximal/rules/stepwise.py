@@ -23,8 +23,8 @@ from proxreplay.proximal.statistics.collect import Source
 from proxreplay.proximal.statistics.decay import Aged, aged
 from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
-from proxreplay.proximal.statistics.step import StepSums
-from proxreplay.proximal.statistics.summing import summed
+from proxreplay.proximal.statistics.step import StepSums, without_sums
+from proxreplay.proximal.statistics.summing import Collected, summed
 
 NOT_CALLED = "not called in any training step that was looked at."
 
@@ -210,10 +210,10 @@ class StepwiseRule(GramRule):
         watch, scale = self._watch, 1.0
         if self._witness is not None:
             scale = self._witness.scale()
-        sums.end_step(
-            {} if watch is None else watch.examples, () if watch is None else watch.parts, scale
-        )
-        if watch is not None:
+        if watch is None:
+            sums.end_step({}, ())
+        else:
+            sums.end_step(watch.examples, watch.parts, scale * watch.scale, watch.own)
             watch.begin_step()
         if watch is not self._attached:
             self._watch = self._attached
@@ -224,13 +224,18 @@ class StepwiseRule(GramRule):
     def _rebuild_from(self, sums: StepSums) -> None:
         """New factors from the window; sites that were not called keep theirs."""
         stays = sums.options.decay**sums.in_window
+        found: Collected = {}, {}
+        broken: RefreshError | None = None
         try:
-            statistics, left_out = summed(self.processes, sums.finish, self._device)
-        except RefreshError as error:
-            if not self._warned_broken:
+            found = sums.finish()
+        except RefreshError as error:  # a training step must not fail for it
+            broken = error
+        if self.processes.any(broken):
+            if broken is not None and not self._warned_broken:
                 self._warned_broken = True
-                warnings.warn(f"{type(self).__name__}: {error}", stacklevel=4)
+                warnings.warn(f"{type(self).__name__}: {broken}", stacklevel=4)
             return
+        statistics, left_out = summed(self.processes, lambda: found, self._device)
         survey = self._survey()
         statistics = {name: statistics[name] for name in survey.sites if name in statistics}
         untreated = survey.untreated | left_out | self._verifier.wrong
@@ -269,10 +274,26 @@ class StepwiseRule(GramRule):
         """What refreshes or steps made: tensors, numbers and strings in nested dicts."""
         if self._sums is None:
             return super().state_dict()
-        steps = {"sums": self._sums.state(), "classes": sorted(self._classes)}
+        first, *others = self._windows(self._sums)
+        steps = {"sums": first, "classes": sorted(self._classes)}
+        if others:
+            steps["others"] = others
         if self._fisher == "sampled":
             steps["labels"] = self._labels.get_state()
         return super().state_dict() | {"step": steps}
+
+    def _windows(self, sums: StepSums) -> list[dict[str, Any]]:
+        """The state of the window of every process.
+
+        Those that do not all hand in the same examples are not asked, as each may save for itself:
+        the examples since the last rebuild are then left out.
+        """
+        own, processes = sums.state(), self.processes
+        if processes.alone or not sums.in_window:
+            return [own]
+        if processes.replicated:
+            return processes.tell(_moved(own, torch.device("cpu")))
+        return [without_sums(own) | {"in_window": 0, "examples": {}, "weighted": {}}]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` of the same rule on a model of the same shape gave."""
@@ -280,7 +301,10 @@ class StepwiseRule(GramRule):
         if self._sums is not None and "step" in state:
             device = next(unwrap(self.model).parameters()).device
             sites = self._survey().sites
-            self._sums.load_state(_moved(state["step"]["sums"], device), sites)
+            windows = [state["step"]["sums"], *state["step"].get("others", ())]
+            rank, size = self.processes.rank, self.processes.size
+            own = windows[rank::size] or [without_sums(windows[0])]
+            self._sums.load_state(_moved(own, device), sites)
             self._classes = set(state["step"]["classes"])
             if "labels" in state["step"]:
                 self._labels.set_state(state["step"]["labels"].cpu())

@@ -7,6 +7,9 @@ A step's examples may come in parts ``p`` that count differently (`Part`): with 
     A = sum_p w_p sum z z' / sum_p w_p n_p,     B = N^2 sum_p w_p sum g g' / (T sum_p w_p n_p).
 
 For a loss that is a mean over examples, ``N g`` is the gradient of one example's own loss.
+
+Of several processes each adds up its own examples, but counts and weighs those of all: what they
+add up then only needs to be summed.
 """
 
 import math
@@ -40,9 +43,6 @@ class _Outputs:
 class StepSums:
     """Adds up rows and output gradients over a window of steps.
 
-    This is where the sums of new steps come in: until `finish`, nothing has been averaged with
-    anything, so that sums of several processes may be added first.
-
     Args:
         options: how often to look.
         max_dim: sites with more columns get a sketch, or none.
@@ -66,6 +66,8 @@ class StepSums:
     def _clear(self) -> None:
         self.in_window = 0
         self._collectors: dict[str, GramCollector] = {}
+        self._carried: list[tuple[str, GramCollector]] = []  # by processes that are gone
+        self._own = 0  # examples of this process
         self._examples: defaultdict[str, int] = defaultdict(int)
         self._weighted: defaultdict[str, float] = defaultdict(float)
         self._B: dict[str, tuple[Tensor, int]] = {}
@@ -86,8 +88,8 @@ class StepSums:
         """Take a call of the step under way."""
         if call.rows is not None:
             if call.part not in self._collectors:
-                own = GramCollector(self.max_dim, sketch=self.sketch, wait=True)
-                self._collectors[call.part] = own
+                collector = GramCollector(self.max_dim, sketch=self.sketch, wait=True)
+                self._collectors[call.part] = collector
             try:
                 self._collectors[call.part].add(Call(call.site, call.member, call.rows, 0))
             except RefreshError as error:  # a training step must not fail for it
@@ -109,7 +111,11 @@ class StepSums:
         self._step_outputs = {}
 
     def end_step(
-        self, examples: Mapping[str, int], parts: Sequence[Part], scale: float = 1.0
+        self,
+        examples: Mapping[str, int],
+        parts: Sequence[Part],
+        scale: float = 1.0,
+        own: Mapping[str, int] | None = None,
     ) -> None:
         """Take note of the end of a step.
 
@@ -117,6 +123,7 @@ class StepSums:
             examples: of the step, by part; none if it was not looked at.
             parts: with their weights.
             scale: what the loss was multiplied with, as mixed precision does it.
+            own: examples of this process, by part; None for all of them.
         """
         self.steps += 1
         outputs, self._step_outputs = self._step_outputs, {}
@@ -125,10 +132,12 @@ class StepSums:
         self.looked += 1
         self.in_window += 1
         weights = {part.name: part.weight for part in parts}
+        own = examples if own is None else own
+        self._own += sum(own.values())
         for name, n in examples.items():
             self._examples[name] += n
             self._weighted[name] += n * weights[name]
-        self._add_outputs(outputs, examples, weights, scale)
+        self._add_outputs(outputs, examples, weights, scale, own)
 
     def _add_outputs(
         self,
@@ -136,6 +145,7 @@ class StepSums:
         examples: Mapping[str, int],
         weights: Mapping[str, float],
         scale: float,
+        own: Mapping[str, int],
     ) -> None:
         """``B`` of a step, unless a gradient is not finite."""
         if not outputs:
@@ -149,7 +159,7 @@ class StepSums:
         for (site, part), one in outputs.items():
             by_site[site].append((part, one))
         for site, found in by_site.items():
-            positions = sum(one.rows for _, one in found) / sum(examples[p] for p, _ in found)
+            positions = sum(one.rows for _, one in found) / sum(own[p] for p, _ in found)
             factor = N**2 / (positions * total * scale**2)
             B = sum((one.gram * (weights[p] * factor) for p, one in found[1:]),
                     start=found[0][1].gram * (weights[found[0][0]] * factor))  # fmt: skip
@@ -162,16 +172,17 @@ class StepSums:
         Raises:
             RefreshError: some rows are not finite; the window is let go.
         """
-        broken, collectors, B = self._broken, self._collectors, self._B
+        broken, collectors = self._broken, [*self._collectors.items(), *self._carried]
         examples, weighted, blind = self._examples, self._weighted, self._blind
+        own, B = self._own, self._B
         self._clear()
         if broken is not None:
             raise RefreshError(broken)
-        parts = {name: one.finish(examples[name]) for name, one in collectors.items()}
+        parts = [(name, one.finish(examples[name])) for name, one in collectors]
         n, total = sum(examples.values()), sum(weighted.values())
         self.mean_weight = total / n
         joined: dict[str, Statistic | Sketch] = {}
-        for name, statistics in parts.items():
+        for name, statistics in parts:
             share = weighted[name] / examples[name] * n / total
             for site, one in statistics.items():
                 before: Any = joined.get(site)
@@ -179,12 +190,12 @@ class StepSums:
                     joined[site] = one
                 elif before is None or one.fits(before):
                     joined[site] = one.plus(share, before, 1.0)
-        skipped = {site: why for one in collectors.values() for site, why in one.skipped.items()}
+        skipped = {site: why for _, one in collectors for site, why in one.skipped.items()}
         for site, statistic in joined.items():
-            joined[site] = replace(statistic, samples=n)
+            joined[site] = replace(statistic, samples=own)
             if isinstance(statistic, Statistic) and site in B and site not in blind:
                 sums, steps = B[site]
-                joined[site] = replace(statistic, samples=n, H=sums * (n / steps))
+                joined[site] = replace(statistic, samples=own, H=sums * (n / steps))
         return joined, skipped
 
     def state(self) -> dict[str, Any]:
@@ -195,6 +206,8 @@ class StepSums:
             "in_window": self.in_window,
             "mean_weight": self.mean_weight,
             "collectors": {name: one.state() for name, one in self._collectors.items()},
+            "carried": [[name, one.state()] for name, one in self._carried],
+            "own": self._own,
             "examples": dict(self._examples),
             "weighted": dict(self._weighted),
             "B": {name: list(two) for name, two in self._B.items()},
@@ -202,19 +215,40 @@ class StepSums:
             "broken": self._broken,
         }
 
-    def load_state(self, state: Mapping[str, Any], sites: Mapping[str, Site]) -> None:
-        """Go on from what `state` gave."""
+    def load_state(self, states: Sequence[Mapping[str, Any]], sites: Mapping[str, Site]) -> None:
+        """Go on from what `state` gave, in one process or several that this one goes on for."""
+        state, *others = states
         self._clear()
         self._step_outputs = {}
         self.steps, self.looked = state["steps"], state["looked"]
         self.in_window, self.mean_weight = state["in_window"], state["mean_weight"]
         for name, one in state["collectors"].items():
-            self._collectors[name] = GramCollector(self.max_dim, sketch=self.sketch, wait=True)
-            self._collectors[name].load_state(one, sites)
+            self._collectors[name] = self._collector(one, sites)
         self._examples.update(state["examples"])
         self._weighted.update(state["weighted"])
-        self._B = {name: (two[0], two[1]) for name, two in state["B"].items()}
-        self._blind, self._broken = set(state["blind"]), state["broken"]
+        for one in states:
+            self._own += one.get("own", sum(state["examples"].values()))
+            self._carried += [
+                (name, self._collector(c, sites)) for name, c in one.get("carried", ())
+            ]
+            for name, (B, steps) in one["B"].items():
+                before = self._B.get(name)
+                self._B[name] = (B if before is None else _grown(before[0], B) + B, steps)
+            self._blind |= set(one["blind"])
+            self._broken = self._broken or one["broken"]
+        for one in others:
+            self._carried += [(n, self._collector(c, sites)) for n, c in one["collectors"].items()]
+
+    def _collector(self, state: Mapping[str, Any], sites: Mapping[str, Site]) -> GramCollector:
+        collector = GramCollector(self.max_dim, sketch=self.sketch, wait=True)
+        collector.load_state(state, sites)
+        return collector
+
+
+def without_sums(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state with the counts of a window, of a process that has added nothing to it."""
+    nothing = {"collectors": {}, "carried": [], "own": 0, "B": {}, "blind": [], "broken": None}
+    return {**state, **nothing}
 
 
 def _grown(B: Tensor, like: Tensor) -> Tensor:

@@ -59,10 +59,13 @@ def _add_up_(processes: Processes, total: Statistics) -> None:
     """Put the sums over all processes in the place of the own ones."""
     grams = {name: one for name, one in total.items() if isinstance(one, Statistic)}
     packed = {name: pack(one.G) for name, one in grams.items()}
-    more = [two for one in grams.values() for two in (one.picked, one.H) if two is not None]
-    processes.sum_([*packed.values(), *more])
+    outputs = {name: pack(one.H) for name, one in grams.items() if one.H is not None}
+    picked = [one.picked for one in grams.values() if one.picked is not None]
+    processes.sum_([*packed.values(), *outputs.values(), *picked])
     for name, one in grams.items():
         one.G = unpack(packed.pop(name), one.G.shape[1])
+        if one.H is not None:
+            one.H = unpack(outputs.pop(name), one.H.shape[1]).to(one.H.dtype)
     for sketch in total.values():
         if isinstance(sketch, Sketch):
             _join_(processes, sketch)
