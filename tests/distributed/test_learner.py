@@ -4,6 +4,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from proxreplay import LPR, ClassBalancedMemory, Learner, er
 from proxreplay.distributed import ALONE, Processes, compare
 from proxreplay.models.heads import GrowingHead
 from proxreplay.options import StepOptions
-from proxreplay.proximal import AGEM, KroneckerLPR
+from proxreplay.proximal import AGEM, OWM, KroneckerLPR
 from proxreplay.replay import Derpp, Distilled, derpp_snapshot, er_ace, finetune, lode
 from proxreplay.replay.together import held
 from proxreplay.serialization import load_state
@@ -29,14 +30,24 @@ METHODS: dict[str, Callable[[nn.Module], dict[str, Any]]] = {
     "lpr-der": lambda model: {"loss": derpp_snapshot, "rule": LPR(model, 1.0, rolling=0.5)},
     "lpr-itself": lambda model: {"loss": er, "rule": LPR(model)},
     "lpr-steps": lambda model: {"rule": LPR(model, statistics=StepOptions(2, 3, 0.9, 0.5))},
-    "klpr-er": lambda model: {"rule": KroneckerLPR(model)},
+    "klpr-er": lambda model: {"rule": KroneckerLPR(model, max_dim=40)},
     "klpr-sampled": lambda model: {"rule": KroneckerLPR(model, fisher="sampled", scope="model")},
     "agem": lambda model: {"loss": finetune, "rule": AGEM(model, samples=11)},
+    "owm": lambda model: {"loss": er, "rule": OWM(model)},
     "er-ace": lambda model: {"loss": er_ace, "rule": AGEM.joint(model)},
     "derpp": lambda model: {"loss": Derpp()},
     "taught": lambda model: {"loss": Distilled(lode, on="all"), "rule": LPR(model, 1.0)},
 }
-REQUIRED = ("er", "lpr-er", "lpr-der", "agem")  # PROXREPLAY_SLOW=1: 100 batches, 4 processes too
+# with PROXREPLAY_SLOW=1: 100 batches, and four processes too
+REQUIRED = ("er", "lpr-er", "lpr-der", "lpr-itself", "lpr-steps", "klpr-er", "agem")
+    "er",
+    "lpr-er",
+    "lpr-der",
+    "lpr-itself",
+    "lpr-steps",
+    "klpr-er",
+    "agem",
+)  # PROXREPLAY_SLOW=1: 100 batches, 4 processes too
 
 
 def network() -> nn.Module:
@@ -139,22 +150,33 @@ def test_shares_of_the_stream_are_joined(two: Pool, names: bool) -> None:
     assert ids + more == tuple(range(29 * N, 30 * N))
 
 
-def save_and_load(folder: str) -> tuple[torch.Tensor, int]:
+def save_and_load(method: str, folder: str) -> tuple[torch.Tensor, int]:
+    """Saved in the middle, of a window too; what is loaded goes on with the same bytes."""
     processes = Processes.up(replicated=True)
-    learner = make("lpr-der", processes)
+    learner = make(method, processes)
     for x, y in stream(15):
         learner.learn(x, y)
     learner.save(f"{folder}/middle.safetensors")
-    for x, y in stream(30)[15:]:
-        learner.learn(x, y)
+    again = make(method, processes)
+    again.load_state_dict(load_state(Path(folder) / "middle.safetensors"))
+    for one in (learner, again):
+        for x, y in stream(30)[15:]:
+            one.learn(x, y)
+    assert torch.equal(weights(learner), weights(again))
     return weights(learner), len(learner.memory)
 
 
-def test_a_learner_saved_by_two_processes_goes_on_with_one(two: Pool, tmp_path: Any) -> None:
-    (there, size), _ = two.run(save_and_load, str(tmp_path))
+@pytest.mark.parametrize("method", ["lpr-der", "klpr-er"])
+def test_what_two_processes_save_goes_on_with_two_or_one(
+    two: Pool, method: str, tmp_path: Path
+) -> None:
+    (there, size), _ = two.run(save_and_load, method, str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["middle.safetensors"]
-    alone = make("lpr-der", ALONE)
-    alone.load_state_dict(load_state(tmp_path / "middle.safetensors"))
+    state = load_state(tmp_path / "middle.safetensors")
+    assert method != "klpr-er" or len(state["rule"]["step"]["others"]) == 1  # one each
+    alone = make(method, ALONE)
+    alone.load_state_dict(state)
+    alone.load_state_dict(alone.state_dict())
     for x, y in stream(30)[15:]:
         alone.learn(x, y)
     assert len(alone.memory) == size

@@ -11,7 +11,7 @@ from torch import nn
 from proxreplay import LPR
 from proxreplay.batch import Batch
 from proxreplay.distributed import ALONE, Processes, compare
-from proxreplay.proximal import AGEM, GPM, LayerwiseRule
+from proxreplay.proximal import AGEM, AOP, GPM, OWM, LayerwiseRule
 from proxreplay.proximal.rules.sharing import owners
 from proxreplay.proximal.statistics.summing import pack, unpack
 from tests.distributed.pool import Pool, problem_of
@@ -135,6 +135,32 @@ def reference_together(samples: int) -> float:
 
 def test_the_reference_gradient_is_that_of_all_examples(two: Pool) -> None:
     assert max(two.run(reference_together, 9)) < 1e-14
+
+
+def observe_together(n: int) -> float:
+    """The largest difference to one process with all examples, over three batches."""
+    processes, worst = Processes.up(replicated=True), 0.0
+    for kind in (OWM, AOP):
+        model = network()
+        whole = kind(model, norms="treat").among(ALONE)
+        shared, own = kind(model, norms="treat").among(processes), kind(model, norms="treat")
+        for step in range(3):
+            x, labels = examples(n) + step, torch.zeros(n, dtype=torch.int64)
+            mine = processes.share(n)
+            for rule, rows in ((whole, slice(None)), (shared, slice(None)), (own, mine)):
+                rule.observe(Batch(x[rows], labels[rows]))
+        compare(processes, kind.__name__, {"shared": shared.state_dict(), "own": own.state_dict()})
+        assert set(whole.layers) == set(shared.layers) == set(own.layers)
+        assert {"0", "4"} <= set(whole.layers)
+        for name in whole.layers:
+            for rule in (shared, own):
+                worst = max(worst, float((dense(rule, name) - dense(whole, name)).abs().max()))
+    return worst
+
+
+@pytest.mark.parametrize("n", [9, 1])
+def test_mean_inputs_are_those_of_all_examples(two: Pool, n: int) -> None:
+    assert max(two.run(observe_together, n)) < 1e-10
 
 
 @given(st.lists(st.floats(0.1, 1e6), max_size=30), st.integers(1, 8))

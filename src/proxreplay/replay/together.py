@@ -41,6 +41,7 @@ class Together:
         self._compared = False
         self._own = slice(None)  # rows of the joint batch that this process was handed
         self._rows = 0  # of the step under way
+        _ = self.processes  # the rule is to know them, also before the first batch
 
     @property
     def processes(self) -> Processes:

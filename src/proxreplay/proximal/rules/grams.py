@@ -181,11 +181,6 @@ class GramRule(LayerwiseRule):
             for name in costs
         }
 
-    @property
-    def _device(self) -> torch.device:
-        """Where sites are that this process knows nothing of."""
-        return next(unwrap(self.model).parameters()).device
-
     def cost(
         self,
         examples: Any,

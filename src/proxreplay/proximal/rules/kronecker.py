@@ -144,6 +144,19 @@ class KroneckerLPR(StepwiseRule):
                 total += n * curvature(one) / average.weight**2
                 count += n
         self._curvature = total / count if count else 1.0
+        reasons = {name: self._why_one_sided(average.mean) for name, average in averages.items()}
+        self._one_sided = {name: why for name, why in reasons.items() if why is not None}
+
+    def _why_one_sided(self, statistic: Statistic | Sketch) -> str | None:
+        if isinstance(statistic, Sketch):
+            why = f"more than max_dim = {self.max_dim} columns"
+        elif statistic.picked is not None:
+            why = "an Embedding shares its weight"
+        elif statistic.H is None:
+            why = "the layout of its outputs is not known"
+        else:
+            return None
+        return f"{why}; treated from the inputs' side."
 
     def treat(self, site: Site, statistic: Statistic | Sketch) -> Treatment | str:
         """``(I + omega B (x) A)^-1``, in the form that was asked for."""
@@ -158,7 +171,6 @@ class KroneckerLPR(StepwiseRule):
         if H is None or (isinstance(statistic, Statistic) and statistic.picked is not None):
             return self._from_one_side(site, statistic, omega, gain, last)
         assert isinstance(statistic, Statistic)
-        self._one_sided.pop(site.name, None)
         A, B = statistic.G.to(statistic.dtype) / n, H / n
         factor: Shrinkage
         if B.shape[1] == 1:
@@ -209,18 +221,11 @@ class KroneckerLPR(StepwiseRule):
         last: Shrinkage | None,
     ) -> Treatment | str:
         """``B = b I``, with a ``b`` that makes the mean eigenvalue that of the model."""
-        why = "the layout of its outputs is not known"
-        b = self._curvature
         if isinstance(statistic, Statistic):
             a = mean_eigenvalue(statistic.G) / statistic.samples
-            b = self._curvature / a if a > 0 else 0.0
-            if statistic.picked is not None:
-                why = "an Embedding shares its weight"
         else:
-            why = f"more than max_dim = {self.max_dim} columns"
             a = float(statistic.B.square().sum()) / statistic.B.shape[2] / statistic.samples
-            b = self._curvature / a if a > 0 else 0.0
-        self._one_sided[site.name] = f"{why}; treated from the inputs' side."
+        b = self._curvature / a if a > 0 else 0.0
         made = self._right(site, statistic, omega * b / statistic.samples, last)
         if isinstance(made, str):
             return made

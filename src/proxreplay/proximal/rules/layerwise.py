@@ -256,6 +256,11 @@ class LayerwiseRule(GradientRule):
         self._prepared = {}
         self._products = None
 
+    @property
+    def _device(self) -> torch.device:
+        """Where sites are that this process knows nothing of."""
+        return next(unwrap(self.model).parameters()).device
+
     def _survey(self) -> Survey:
         model = unwrap(self.model)
         survey = find_sites(model, include=self.include, exclude=self.exclude)

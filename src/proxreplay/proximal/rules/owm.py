@@ -12,7 +12,7 @@ representative rows are the batch means of the past, at the weights of their tim
 within a few steps at alpha = 1e-5, and then diverges; ``S S'`` has none whatever the rounding.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -21,24 +21,30 @@ import torch
 from torch import Tensor, nn
 
 from proxreplay.batch import Batch
+from proxreplay.distributed import Processes
 from proxreplay.errors import InputError, RefreshError
 from proxreplay.options import MAX_DIM
 from proxreplay.proximal.gram.patches import PatchRows
 from proxreplay.proximal.gram.rows import Rows
+from proxreplay.proximal.layers.batches import count_samples, own_share
 from proxreplay.proximal.layers.capture import Call, visit
 from proxreplay.proximal.layers.selection import Selector, check_selectors, override_of
-from proxreplay.proximal.layers.sites import Site, unwrap
+from proxreplay.proximal.layers.sites import Site, Survey, unwrap
 from proxreplay.proximal.rules.alpha import AdaptiveAlpha, Alpha, ConstantAlpha
 from proxreplay.proximal.rules.layerwise import LayerwiseRule, Treatment
 from proxreplay.proximal.rules.norms import Norms, check_norms, plain_norm, tied_weight
 from proxreplay.proximal.shrinkage.forms import RootShrinkage
+
+Means = tuple[Tensor, Tensor]
+"""Mean rows of a site, with the columns of biases and without, ``[groups, rows, d]`` each."""
+Reasons = dict[str, str]
 
 
 class OWM(LayerwiseRule):
     """Orthogonal weight modification: gradients orthogonal to the mean inputs of past batches.
 
     `observe` absorbs a batch; it runs the model once, in evaluation mode and without a trace. No
-    memory is used.
+    memory is used. With several processes it is the mean over the examples of all that counts.
 
     Args:
         model: any module, also compiled or wrapped for data parallelism.
@@ -101,30 +107,34 @@ class OWM(LayerwiseRule):
             incoming: as the model sees it.
             reference: not looked at.
         """
-        survey = self._survey()
-        found = _MeanRows(len(incoming), self.max_dim)
-        if survey.sites:
-            inputs, verifier = [incoming.inputs], self._verifier
-            visit(
-                unwrap(self.model),
-                survey.sites,
-                inputs,
-                found.add,
-                verifier=verifier,
-                call=self._call,
-            )
-            found.skipped |= verifier.wrong
-        found.check_finite()
+        survey, processes = self._survey(), self.processes
+        inputs, n = incoming.inputs, len(incoming)
+        if processes.replicated and not processes.alone:
+            inputs = own_share(inputs, processes, 0)
+            n = 0 if inputs is None else count_samples(inputs)
+        found, skipped = processes.together("observe", lambda: self._means(survey, inputs, n))
+        if not processes.alone:
+            found, skipped = means_of_all(processes, found, skipped, n, self._device)
         treatments = {n: one for n, one in self._treatments.items() if n in survey.sites}
-        for name, R in found.joined().items():
+        for name, R in found.items():
             treatments[name] = self._absorb(survey.sites[name], *R)
         without = {
-            name: found.skipped.get(name, "not called in the forward pass of any batch observed.")
+            name: skipped.get(name, "not called in the forward pass of any batch observed.")
             for name in survey.sites
             if name not in treatments
         }
         self._put_in_force(treatments, survey.untreated | without)
         self._observed += 1
+
+    def _means(self, survey: Survey, inputs: Any, n: int) -> tuple[dict[str, Means], Reasons]:
+        """The mean rows of every site over the examples of this process, if it has any."""
+        found = _MeanRows(n, self.max_dim)
+        if survey.sites and n:
+            model, verifier = unwrap(self.model), self._verifier
+            visit(model, survey.sites, [inputs], found.add, verifier=verifier, call=self._call)
+            found.skipped |= verifier.wrong
+        found.check_finite()
+        return found.joined(), found.skipped
 
     def _absorb(self, site: Site, R: Tensor, Z: Tensor) -> Treatment:
         """The treatment of a site after rows ``R`` (with the columns of biases; ``Z`` without)."""
@@ -200,6 +210,45 @@ def mean_rows(rows: Rows, samples: int) -> Tensor:
     return by_example.mean(dim=1, dtype=torch.promote_types(Z.dtype, torch.float32))
 
 
+def means_of_all(
+    processes: Processes, own: Mapping[str, Means], skipped: Reasons, n: int, device: torch.device
+) -> tuple[dict[str, Means], Reasons]:
+    """Mean rows over the examples of all processes, ``sum_r n_r R_r / sum_r n_r``.
+
+    Args:
+        processes: each with its own examples.
+        own: mean rows over those of this process.
+        skipped: why other sites have none.
+        n: the number of its examples.
+        device: of sites that this process has not met.
+    """
+    mine = {name: ([R.shape, Z.shape], R.dtype) for name, (R, Z) in own.items()}
+    kinds: dict[str, Any] = {}
+    counts, reasons = Counter[str](), dict(skipped)
+    for m, theirs, why in processes.tell((n, mine, skipped)):
+        reasons |= why
+        for name, kind in theirs.items():
+            counts[name] += m
+            if kinds.setdefault(name, kind) != kind:
+                raise RefreshError(
+                    f"observe: the rows of '{name}' have other shapes in other processes ({kind}; "
+                    f"{kinds[name]}); they have no mean. Leave it out with exclude."
+                )
+    sums = {
+        name: [row.double() * n for row in own[name]]
+        if name in own
+        else [torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes]
+        for name, (shapes, _) in kinds.items()
+        if name not in reasons
+    }
+    processes.sum_([row for rows in sums.values() for row in rows])
+    means = {}
+    for name, rows in sums.items():
+        R, Z = ((row / counts[name]).to(kinds[name][1]) for row in rows)
+        means[name] = (R, Z)
+    return means, reasons
+
+
 class _MeanRows:
     """Collects the batch-mean rows of every site, and why a site has none."""
 
@@ -225,7 +274,7 @@ class _MeanRows:
             R = ones if site.weight is None else torch.cat([Z, ones], dim=2)
             self._rows[site.name].append((R, Z))
 
-    def joined(self) -> dict[str, tuple[Tensor, Tensor]]:
+    def joined(self) -> dict[str, Means]:
         """Rows with and without the columns of biases; those of several calls together."""
         return {
             name: (torch.cat([R for R, _ in calls], dim=1), torch.cat([Z for _, Z in calls], dim=1))
