@@ -40,14 +40,6 @@ METHODS: dict[str, Callable[[nn.Module], dict[str, Any]]] = {
 }
 # with PROXREPLAY_SLOW=1: 100 batches, and four processes too
 REQUIRED = ("er", "lpr-er", "lpr-der", "lpr-itself", "lpr-steps", "klpr-er", "agem")
-    "er",
-    "lpr-er",
-    "lpr-der",
-    "lpr-itself",
-    "lpr-steps",
-    "klpr-er",
-    "agem",
-)  # PROXREPLAY_SLOW=1: 100 batches, 4 processes too
 
 
 def network() -> nn.Module:
