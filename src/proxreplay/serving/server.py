@@ -26,15 +26,7 @@ def run(service: Service, access: Access, port: int, *, threads: int = 1) -> Non
     """
     torch.set_num_threads(threads)
     sys.setswitchinterval(SWITCH)
-    family = socket.AF_INET6 if ":" in access.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((access.host, port))
-        listening.listen(service.options.connections)  # whoever comes from now on only waits
-    except OSError as error:
-        listening.close()
-        raise InputError(f"--host {access.host} --port {port}: {error}; choose another.") from error
+    listening = listen(access.host, port, service.options.connections)
     host, number = listening.getsockname()[:2]
     config = uvicorn.Config(
         make_app(service, access),
@@ -48,3 +40,24 @@ def run(service: Service, access: Access, port: int, *, threads: int = 1) -> Non
     print(f"http://{f'[{host}]' if ':' in host else host}:{number}/", flush=True)
     with listening:
         uvicorn.Server(config).run(sockets=[listening])
+
+
+def listen(host: str, port: int, waiting: int) -> socket.socket:
+    """A socket that listens; whoever comes from now on only waits.
+
+    Args:
+        host: to listen on.
+        port: 0 for any that is free.
+        waiting: how many may wait.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio only sends answers at once (TCP_NODELAY) if the protocol is named
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(waiting)
+    except OSError as error:
+        listening.close()
+        raise InputError(f"--host {host} --port {port}: {error}; choose another.") from error
+    return listening
