@@ -254,7 +254,7 @@ def test_a_full_queue_answers_429_and_predictions_do_not_wait(tmp_path: Path) ->
         status = server.client.get("/status").json()
         assert (status["logged"], status["queue"]) == (3, 2)
         go.set()
-        server.durable._drain()
+        server.durable._worker.drain()
         assert server.client.get("/events/3").json()["applied"]
 
 
@@ -273,7 +273,7 @@ def test_going_back_and_a_guard(tmp_path: Path) -> None:
         diverged = server.learn(*poison())
         assert diverged.status_code == 422
         assert "not finite" in diverged.json()["detail"]
-        server.durable._drain()
+        server.durable._worker.drain()
         assert server.client.get("/ready").status_code == 503
         assert server.client.get("/health").status_code == 200
         assert server.learn(x, y).status_code == 503

@@ -38,7 +38,7 @@ def test_a_key_and_its_data_are_gone_from_every_byte_of_the_folder(tmp_path: Pat
     mine = torch.cat([x for i, (x, _) in enumerate(batches(10)) if i % 2])
     with filled(tmp_path) as durable:
         assert len(durable.audit("ada@example.org")) > 3
-        durable.log.checkpoint()
+        durable.log.database.checkpoint()
         assert set(held(tmp_path, mine)) >= {NAME}
         assert places(tmp_path, b"ada@example.org")
         others = [s.sequence for s in durable.versions()]
@@ -86,7 +86,8 @@ def test_a_deletion_that_was_interrupted_is_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: str
 ) -> None:
     from proxreplay.serving import deletion
-    from proxreplay.serving import durable as module
+    from proxreplay.serving.keeping import Keeping
+    from proxreplay.serving.log import EventLog
 
     mine = torch.cat([x for i, (x, _) in enumerate(batches(10)) if i % 2])
 
@@ -95,10 +96,10 @@ def test_a_deletion_that_was_interrupted_is_completed(
 
     durable = filled(tmp_path)
     broken = {
-        "snapshot": (module.DurableLearner, "_write_snapshot"),
+        "snapshot": (Keeping, "write_snapshot"),
         "rewrite": (deletion, "rewrite_snapshots_"),
-        "scrub": (module.EventLog, "scrub"),
-        "after": (module.DurableLearner, "_drop_dead_keys"),
+        "scrub": (EventLog, "scrub"),
+        "after": (Keeping, "_drop_dead_keys"),
     }[crash]
     with monkeypatch.context() as patch:
         patch.setattr(*broken, die)

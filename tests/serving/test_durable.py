@@ -19,19 +19,10 @@ from proxreplay.errors import (
 from proxreplay.options import DurableOptions
 from proxreplay.serving import DurableLearner, Follower
 from proxreplay.serving.log import NAME, EventLog
+from proxreplay.serving.timeline import fingerprint
 from tests.serving.streams import batches, make, names, poison
 
 FEW = DurableOptions(snapshot_every=3, keep_snapshots=3, keep_events=100)
-
-
-def fingerprint(learner: Any) -> str:
-    """Of a plain learner, as `DurableLearner.fingerprint` makes it."""
-    return DurableLearner.fingerprint(_Bare(learner))  # type: ignore[arg-type]
-
-
-class _Bare:
-    def __init__(self, learner: Any) -> None:
-        self.learner, self._applying = learner, threading.RLock()
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
@@ -186,7 +177,7 @@ def test_threads_share_writes_and_every_acknowledged_batch_is_there(tmp_path: Pa
             thread.start()
         for thread in clients:
             thread.join()
-        durable._drain()
+        durable._worker.drain()
         live = durable.fingerprint()
     assert sorted(told.values()) == list(range(1, 41))
     assert max(sizes) > 1
@@ -206,7 +197,7 @@ def test_a_full_queue_refuses(tmp_path: Path) -> None:
         durable.submit(x, y)
         with pytest.raises(BusyError):
             durable.submit(x, y)
-        durable._drain()
+        durable._worker.drain()
         assert durable.submit(x, y).sequence == 3
 
 
@@ -375,8 +366,8 @@ def test_a_full_disk_refuses_and_learning_goes_on_when_there_is_room(tmp_path: P
     with DurableLearner(tmp_path / "d", make()) as durable:
         durable.learn(*stream[0])
         twin.learn(*stream[0])
-        pages = durable.log._connection.execute("PRAGMA page_count").fetchone()[0]
-        durable.log._connection.execute(f"PRAGMA max_page_count={pages}")  # as ENOSPC does
+        pages = durable.log.database.connection.execute("PRAGMA page_count").fetchone()[0]
+        durable.log.database.connection.execute(f"PRAGMA max_page_count={pages}")  # as ENOSPC does
         refused = 0
         for x, y in stream[1:4]:
             try:
@@ -385,7 +376,7 @@ def test_a_full_disk_refuses_and_learning_goes_on_when_there_is_room(tmp_path: P
                 assert "full" in str(error)  # noqa: PT017
                 refused += 1
         assert refused == 3
-        durable.log._connection.execute("PRAGMA max_page_count=1000000")
+        durable.log.database.connection.execute("PRAGMA max_page_count=1000000")
         for x, y in stream[4:]:
             durable.learn(x, y)
             twin.learn(x, y)
@@ -422,7 +413,7 @@ def test_a_snapshot_that_cannot_be_written_costs_nothing(
 def test_a_folder_that_cannot_be_written_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from proxreplay.serving import durable as module
+    from proxreplay.serving import folder as module
 
     with DurableLearner(tmp_path / "d", make()) as durable:
         durable.learn(*batches(1)[0])
@@ -470,8 +461,8 @@ def test_a_lost_event_is_noticed(tmp_path: Path) -> None:
         ("copy", 2, "event 2 is not there"),
     ):
         log = EventLog(tmp_path / folder / NAME)
-        log._connection.execute("DELETE FROM events WHERE sequence = ?", (gone,))
-        log.close()
+        log.database.connection.execute("DELETE FROM events WHERE sequence = ?", (gone,))
+        log.database.close()
         with pytest.raises(CheckpointError, match=told):
             DurableLearner(tmp_path / folder, make())
 
@@ -479,8 +470,8 @@ def test_a_lost_event_is_noticed(tmp_path: Path) -> None:
 def test_a_folder_of_another_version_is_refused(tmp_path: Path) -> None:
     DurableLearner(tmp_path / "d", make()).close()
     log = EventLog(tmp_path / "d" / NAME)
-    log._connection.execute("UPDATE meta SET value = '7' WHERE name = 'version'")
-    log.close()
+    log.database.connection.execute("UPDATE meta SET value = '7' WHERE name = 'version'")
+    log.database.close()
     with pytest.raises(CheckpointError, match="version '7'"):
         DurableLearner(tmp_path / "d", make())
 

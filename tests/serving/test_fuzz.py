@@ -78,7 +78,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def state(server: Server) -> Any:
-    server.durable._drain()
+    server.durable._worker.drain()
     return server.durable.log.last, server.durable.fingerprint()
 
 
@@ -147,7 +147,7 @@ def test_the_folder_is_still_whole(server: Server, tmp_path: Path) -> None:
     from tests.serving.streams import make
 
     live = state(server)[1]
-    server.durable.log.checkpoint()
+    server.durable.log.database.checkpoint()
     shutil.copytree(server.durable.folder, tmp_path / "copy")
     with DurableLearner(tmp_path / "copy", make()) as again:
         assert again.fingerprint() == live

@@ -39,7 +39,7 @@ def test_a_guard_goes_back_to_the_last_good_snapshot(tmp_path: Path) -> None:
         good = durable.snapshots.load(8)["model"]["linear1.weight"]
         with pytest.raises(DivergenceError):
             durable.learn(*poison())
-        durable._drain()
+        durable._worker.drain()
         assert torch.equal(durable.learner.model.linear1.weight, good)
         assert durable.history()[-1][3].startswith("to 8: guard: event 11 diverged")
         durable.learn(*batches(1)[0])
@@ -69,7 +69,7 @@ def test_a_guard_watches_accuracy_and_recall_also_across_a_restart(
                 durable.learn(torch.cat([x, -x]), [1] * 4 + [0] * 4)
             except StoppedError as error:
                 told.append(str(error))
-            durable._drain()
+            durable._worker.drain()
         assert told
         assert "is below 0.6" in told[0]
 

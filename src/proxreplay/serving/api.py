@@ -200,7 +200,7 @@ class Endpoints:
         source = self.service.source
         problem = None
         if isinstance(source, DurableLearner):
-            problem = source.failure or source.stopped or source.log.broken
+            problem = source.failure or source.stopped or source.log.database.broken
         return _json({"ready": problem is None, "problem": problem}, 503 if problem else 200)
 
     async def metrics(self, request: Request) -> Response:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from proxreplay.errors import CheckpointError
 from proxreplay.replay.learner import Learner
-from proxreplay.serving.durable import load_newest
+from proxreplay.serving.folder import load_newest
 from proxreplay.serving.snapshots import Snapshots
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from collections import deque
 from typing import Any
 
 from proxreplay.options import GuardOptions
-from proxreplay.serving.events import Outcome
+from proxreplay.serving.events import ROLLBACK, Outcome
 
 
 class Guard:
@@ -22,12 +22,10 @@ class Guard:
         self.options = options
         self._seen: deque[tuple[int, bool]] = deque(maxlen=options.window)
 
-    def reset(self) -> None:
-        """Start a new window, as after going back."""
-        self._seen.clear()
-
     def observe(self, outcome: Outcome) -> None:
-        """Take note of a batch without judging."""
+        """Take note of an event without judging; going back starts a new window."""
+        if outcome.kind == ROLLBACK:
+            self._seen.clear()
         self._seen.extend(zip(outcome.classes, outcome.hits, strict=False))
 
     def judge(self, outcome: Outcome, labels: list[Any]) -> str | None:

@@ -1,51 +1,27 @@
 """The log: events in an SQLite database, in order, on disk before anybody is told.
 
-    meta       format and version of the folder, and the newest sequence
-    events     one row per event; its body is dropped when it is not needed any more
-    outcomes   what became of every event; can be made again by replaying
-    examples   which key belongs to which ids of the memory
-    deleted    ids of examples that were deleted, so that it can be proved
-    snapshots  what is known about snapshots beside their files
-
-WAL mode with ``synchronous=FULL``: a transaction that has returned is on disk.
-``secure_delete`` overwrites what is deleted, and `scrub` empties the write-ahead log.
+meta       format and version of the folder, and the newest sequence
+events     one row per event; its body is dropped when it is not needed any more
+outcomes   what became of every event; can be made again by replaying
+examples   which key belongs to which ids of the memory
+deleted    ids of examples that were deleted, so that it can be proved
+snapshots  what is known about snapshots beside their files
+kept       inputs of predictions that wait for their labels, see `kept`
 """
 
 import hashlib
-import sqlite3
-import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from proxreplay.errors import CheckpointError, StorageError
-from proxreplay.files import sync_folder
+from proxreplay.errors import CheckpointError
+from proxreplay.serving.database import Database
 from proxreplay.serving.events import Outcome
 
 NAME = "events.sqlite3"
-FORMAT, VERSION = "proxreplay-serving", "1"
-_TEMPORARY = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
-_TABLES = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE events (
-    sequence INTEGER PRIMARY KEY, kind TEXT NOT NULL, time REAL NOT NULL, token BLOB,
-    request BLOB, note TEXT, body BLOB, digest BLOB NOT NULL);
-CREATE UNIQUE INDEX events_by_token ON events (token) WHERE token IS NOT NULL;
-CREATE INDEX events_by_kind ON events (kind);
-CREATE INDEX events_with_body ON events (sequence) WHERE body IS NOT NULL;
-CREATE TABLE outcomes (
-    sequence INTEGER PRIMARY KEY, kind TEXT NOT NULL, loss REAL, ids BLOB NOT NULL,
-    removed INTEGER NOT NULL, refused TEXT, diverged INTEGER NOT NULL, classes BLOB NOT NULL,
-    hits BLOB NOT NULL, refreshed INTEGER);
-CREATE TABLE examples (key TEXT NOT NULL, id INTEGER NOT NULL, PRIMARY KEY (key, id)) WITHOUT ROWID;
-CREATE TABLE deleted (id INTEGER PRIMARY KEY);
-CREATE TABLE snapshots (
-    sequence INTEGER PRIMARY KEY, time REAL NOT NULL, good INTEGER NOT NULL, ids BLOB NOT NULL);
-"""
 
 
 @dataclass(frozen=True)
@@ -60,6 +36,7 @@ class Row:
         request: digest of what was asked for, to know the same request again.
         note: see `Event`.
         body: see `Event.to_bytes`; None if it was dropped.
+        kept: number of the kept input that goes when the event comes; None for none.
     """
 
     sequence: int
@@ -69,6 +46,7 @@ class Row:
     request: bytes | None
     note: str | None
     body: bytes | None
+    kept: int | None = None
 
     @property
     def digest(self) -> bytes:
@@ -80,139 +58,79 @@ class Row:
 
 
 class EventLog:
-    """The database of a folder; every method may be called from any thread.
+    """The events of a folder; every method may be called from any thread.
 
     Args:
         path: of the database, which is made if it is missing.
-
-    Raises:
-        CheckpointError: it is damaged, or was written by another version.
-        StorageError: it cannot be opened for writing.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = threading.RLock()
-        self.broken: str | None = None  # why nothing can be written any more
-        with self._naming():
-            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            try:
-                self._open()
-            except BaseException:
-                self._connection.close()
-                raise
-
-    def _open(self) -> None:
-        run = self._connection.execute
-        (mode,) = run("PRAGMA journal_mode=WAL").fetchone()
-        if mode != "wal":
-            raise StorageError(
-                f"{self.path}: the write-ahead log cannot be switched on here (it is {mode}); "
-                "choose a folder on a local disk that can be written to."
-            )
-        for pragma in ("synchronous=FULL", "secure_delete=ON", "trusted_schema=OFF"):
-            run(f"PRAGMA {pragma}").fetchall()
-        run("PRAGMA cell_size_check=ON").fetchall()
-        if not run("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
-            with self._transaction():
-                for statement in _TABLES.split(";"):
-                    run(statement)
-                facts = {"format": FORMAT, "version": VERSION, "last": "0"}
-                self._connection.executemany("INSERT INTO meta VALUES (?, ?)", facts.items())
-            sync_folder(self.path.parent)
-        self._check()
-        self.checkpoint()  # what a killed process deleted may still be in the write-ahead log
-
-    def _check(self) -> None:
-        run = self._connection.execute
-        found = run("PRAGMA quick_check(1)").fetchone()[0]
-        if found != "ok":
-            raise sqlite3.DatabaseError(found)
-        meta = dict(run("SELECT name, value FROM meta").fetchall())
-        if (meta.get("format"), meta.get("version")) != (FORMAT, VERSION):
-            raise CheckpointError(
-                f"{self.path}: format {meta.get('format')!r} version {meta.get('version')!r}, but "
-                f"this proxreplay reads {FORMAT!r} version {VERSION!r}; use the one that wrote it."
-            )
-        newest = run("SELECT max(sequence) FROM events").fetchone()[0] or 0
-        self.last = int(meta["last"])
-        if newest != self.last and not (newest == 0 and self.last == 0):
-            raise sqlite3.DatabaseError(f"its newest event is {newest} instead of {self.last}")
-
-    def close(self) -> None:
-        """Close the database; the write-ahead log goes into it."""
-        with self._lock, self._naming():
-            self._connection.close()
+        self.database = Database(path)
+        self.last: int = self._query("SELECT max(sequence) FROM events")[0][0] or 0
 
     # --- writing ----------------------------------------------------------------------------------
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Write events in one transaction; they are on disk when this returns.
-
-        Raises:
-            StorageError: nothing was written. If the disk is full, it may work later.
-        """
-        with self._lock, self._naming():
-            with self._transaction():
-                self._connection.executemany(
-                    "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                    [
-                        (r.sequence, r.kind, r.time, r.token, r.request, r.note, r.body, r.digest)
-                        for r in rows
-                    ],
-                )
-                self._set_last(rows[-1].sequence)
-            self.last = rows[-1].sequence
+        """Write events in one transaction; they are on disk when this returns."""
+        values = [
+            (r.sequence, r.kind, r.time, r.token, r.request, r.note, r.body, r.digest) for r in rows
+        ]
+        with self.database.transaction() as run:
+            run.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+            run.execute("UPDATE meta SET value = ? WHERE name = 'last'", (str(rows[-1].sequence),))
+            gone = [(row.kept,) for row in rows if row.kept is not None]
+            run.executemany("DELETE FROM kept WHERE number = ?", gone)
+        self.last = rows[-1].sequence
 
     def note_outcomes(self, outcomes: Iterable[Outcome], keys: Iterable[tuple[str, int]]) -> None:
         """Write what became of events, and which key belongs to which id."""
-        with self._lock, self._naming(), self._transaction():
-            self._connection.executemany(
-                "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [
-                    (
-                        *(o.sequence, o.kind, o.loss, _pack(o.ids), o.removed, o.refused),
-                        *(o.diverged, _pack(o.classes), _pack(o.hits), o.refreshed),
-                    )
-                    for o in outcomes
-                ],
+        values = [
+            (
+                *(o.sequence, o.kind, o.loss, _pack(o.ids), o.removed, o.refused),
+                *(o.diverged, _pack(o.classes), _pack(o.hits), o.refreshed),
             )
-            self._connection.executemany("INSERT OR IGNORE INTO examples VALUES (?, ?)", keys)
+            for o in outcomes
+        ]
+        with self.database.transaction() as run:
+            marks = ",".join("?" * 10)
+            run.executemany(f"INSERT OR REPLACE INTO outcomes VALUES ({marks})", values)
+            run.executemany("INSERT OR IGNORE INTO examples VALUES (?, ?)", keys)
 
     def note_snapshot(self, sequence: int, time: float, good: bool, ids: Sequence[int]) -> None:
         """Write what is known of a snapshot."""
         row = (sequence, time, good, _pack(ids))
-        self._change("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)", row)
+        with self.database.transaction() as run:
+            run.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)", row)
 
     def drop_snapshots(self, sequences: Iterable[int]) -> None:
         """Forget about snapshots whose files are gone."""
-        with self._lock, self._naming(), self._transaction():
+        with self.database.transaction() as run:
             rows = [(sequence,) for sequence in sequences]
-            self._connection.executemany("DELETE FROM snapshots WHERE sequence = ?", rows)
+            run.executemany("DELETE FROM snapshots WHERE sequence = ?", rows)
 
     def drop_bodies(self, through: int) -> None:
         """Delete the data of events up to a sequence; that they happened stays known."""
-        self._change(
-            "UPDATE events SET body = NULL WHERE sequence <= ? AND body IS NOT NULL", (through,)
-        )
+        statement = "UPDATE events SET body = NULL WHERE sequence <= ? AND body IS NOT NULL"
+        with self.database.transaction() as run:
+            run.execute(statement, (through,))
 
     def drop_history(self, through: int) -> None:
         """Delete events up to a sequence, and what became of them."""
-        with self._lock, self._naming(), self._transaction():
-            self._connection.execute("DELETE FROM events WHERE sequence <= ?", (through,))
-            self._connection.execute("DELETE FROM outcomes WHERE sequence <= ?", (through,))
+        with self.database.transaction() as run:
+            run.execute("DELETE FROM events WHERE sequence <= ?", (through,))
+            run.execute("DELETE FROM outcomes WHERE sequence <= ?", (through,))
 
     def drop_keys(self, alive: Sequence[int], since: int) -> None:
         """Delete keys of ids below ``since`` that are not alive."""
-        with self._lock, self._naming(), self._transaction():
-            run = self._connection.execute
-            run("CREATE TEMP TABLE alive (id INTEGER PRIMARY KEY)")
-            self._connection.executemany("INSERT INTO alive VALUES (?)", [(i,) for i in alive])
-            run(
+        with self.database.transaction() as run:
+            run.execute("CREATE TEMP TABLE alive (id INTEGER PRIMARY KEY)")
+            run.executemany("INSERT INTO alive VALUES (?)", [(i,) for i in alive])
+            run.execute(
                 "DELETE FROM examples WHERE id < ? AND id NOT IN (SELECT id FROM temp.alive)",
                 (since,),
             )
-            run("DROP TABLE temp.alive")
+            run.execute("DROP TABLE temp.alive")
 
     def scrub(self, through: int, ids: Sequence[int], note: str) -> None:
         """Delete what events up to a deletion hold, and the keys of ids, so that no byte is left.
@@ -222,34 +140,21 @@ class EventLog:
             ids: of the deleted examples.
             note: what is kept of the deletion itself.
         """
-        with self._lock, self._naming():
-            with self._transaction():
-                run = self._connection.execute
-                run(
-                    "UPDATE events SET body = NULL, request = NULL, note = NULL "
-                    "WHERE sequence <= ?",
-                    (through,),
-                )
-                run("UPDATE events SET note = ? WHERE sequence = ?", (note, through))
-                run(
-                    "UPDATE outcomes SET refused = 'deleted' "
-                    "WHERE sequence <= ? AND refused IS NOT NULL",
-                    (through,),
-                )
-                gone = [(int(i),) for i in ids]
-                self._connection.executemany("DELETE FROM examples WHERE id = ?", gone)
-                self._connection.executemany("INSERT OR IGNORE INTO deleted VALUES (?)", gone)
-            self.checkpoint()
-
-    def checkpoint(self) -> None:
-        """Move everything from the write-ahead log into the database, and empty the log."""
-        with self._lock, self._naming():
-            busy, _, _ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            if busy:
-                raise StorageError(
-                    f"{self.path}: another process reads it, so deleted data may be left in "
-                    f"{self.path.name}-wal; close that process and try again."
-                )
+        with self.database.transaction() as run:
+            run.execute(
+                "UPDATE events SET body = NULL, request = NULL, note = NULL WHERE sequence <= ?",
+                (through,),
+            )
+            run.execute("UPDATE events SET note = ? WHERE sequence = ?", (note, through))
+            run.execute(
+                "UPDATE outcomes SET refused = 'deleted' "
+                "WHERE sequence <= ? AND refused IS NOT NULL",
+                (through,),
+            )
+            gone = [(int(i),) for i in ids]
+            run.executemany("DELETE FROM examples WHERE id = ?", gone)
+            run.executemany("INSERT OR IGNORE INTO deleted VALUES (?)", gone)
+        self.database.checkpoint()
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -267,7 +172,7 @@ class EventLog:
     def row(self, sequence: int) -> Row | None:
         """An event, or None."""
         fields = "sequence, kind, time, token, request, note, body"
-        found = self._query(f"SELECT {fields}, digest FROM events WHERE sequence = ?", (sequence,))
+        found = self._query(f"SELECT {fields}, digest FROM events WHERE sequence = ?", sequence)
         if not found:
             return None
         row = Row(*found[0][:-1])
@@ -280,7 +185,7 @@ class EventLog:
 
     def by_token(self, token: bytes) -> tuple[int, bytes | None] | None:
         """The sequence and the request that an idempotency key stands for."""
-        found = self._query("SELECT sequence, request FROM events WHERE token = ?", (token,))
+        found = self._query("SELECT sequence, request FROM events WHERE token = ?", token)
         return found[0] if found else None
 
     def kinds(self, kinds: Sequence[str]) -> list[tuple[int, str, float, str | None, bool]]:
@@ -289,7 +194,7 @@ class EventLog:
         return self._query(
             "SELECT sequence, kind, time, note, body IS NOT NULL FROM events "
             f"WHERE kind IN ({marks}) ORDER BY sequence",
-            tuple(kinds),
+            *kinds,
         )
 
     def outcomes(self, newest: int) -> list[Outcome]:
@@ -297,39 +202,38 @@ class EventLog:
         rows = self._query(
             "SELECT * FROM outcomes WHERE kind IN ('learn', 'remember') "
             "ORDER BY sequence DESC LIMIT ?",
-            (newest,),
+            newest,
         )
         return [_outcome(row) for row in reversed(rows)]
 
     def outcome(self, sequence: int) -> Outcome | None:
         """What became of one event."""
-        rows = self._query("SELECT * FROM outcomes WHERE sequence = ?", (sequence,))
+        rows = self._query("SELECT * FROM outcomes WHERE sequence = ?", sequence)
         return _outcome(rows[0]) if rows else None
 
     def ids_of(self, key: str) -> list[int]:
         """The ids of the examples that a key stands for."""
-        return [i for (i,) in self._query("SELECT id FROM examples WHERE key = ?", (key,))]
+        return [i for (i,) in self._query("SELECT id FROM examples WHERE key = ?", key)]
 
     def deleted(self) -> list[int]:
         """The ids of all examples that were deleted."""
-        return [i for (i,) in self._query("SELECT id FROM deleted", ())]
+        return [i for (i,) in self._query("SELECT id FROM deleted")]
 
     def snapshots(self) -> dict[int, tuple[float, bool, tuple[int, ...]]]:
         """Time, whether it was good, and the ids in its memory, by sequence."""
-        rows = self._query("SELECT * FROM snapshots ORDER BY sequence", ())
+        rows = self._query("SELECT * FROM snapshots ORDER BY sequence")
         return {s: (time, bool(good), _unpack(ids)) for s, time, good, ids in rows}
 
     def sizes(self) -> list[tuple[int, float, int]]:
         """Sequence, time and bytes of all bodies, newest first."""
         return self._query(
             "SELECT sequence, time, length(body) FROM events WHERE body IS NOT NULL "
-            "ORDER BY sequence DESC",
-            (),
+            "ORDER BY sequence DESC"
         )
 
     def newest_time(self) -> float:
         """When the newest event happened; 0 if there is none."""
-        found = self._query("SELECT time FROM events ORDER BY sequence DESC LIMIT 1", ())
+        found = self._query("SELECT time FROM events ORDER BY sequence DESC LIMIT 1")
         return float(found[0][0]) if found else 0.0
 
     def first_id_since(self, sequence: int) -> int | None:
@@ -337,60 +241,12 @@ class EventLog:
         rows = self._query(
             "SELECT ids FROM outcomes WHERE sequence > ? AND length(ids) > 0 "
             "ORDER BY sequence LIMIT 1",
-            (sequence,),
+            sequence,
         )
         return _unpack(rows[0][0])[0] if rows else None
 
-    # --- inside -----------------------------------------------------------------------------------
-
-    def _query(self, statement: str, values: tuple[Any, ...]) -> list[Any]:
-        with self._lock, self._naming():
-            return self._connection.execute(statement, values).fetchall()
-
-    def _change(self, statement: str, values: tuple[Any, ...]) -> None:
-        with self._lock, self._naming(), self._transaction():
-            self._connection.execute(statement, values)
-
-    def _set_last(self, last: int) -> None:
-        self._connection.execute("UPDATE meta SET value = ? WHERE name = 'last'", (str(last),))
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        if self.broken is not None:
-            raise StorageError(self.broken)
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._connection.execute("COMMIT")
-        except BaseException:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            raise
-
-    @contextmanager
-    def _naming(self) -> Iterator[None]:
-        """Errors of SQLite become errors that name the file and the way out."""
-        try:
-            yield
-        except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            if code in _TEMPORARY:
-                raise StorageError(
-                    f"{self.path}: {error}; nothing was written. Make room on the disk and try "
-                    "again."
-                ) from error
-            if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-                raise StorageError(
-                    f"{self.path}: {error}; give a folder that can be written to, or follow it "
-                    "read-only."
-                ) from error
-            if code == sqlite3.SQLITE_IOERR:  # what is on disk is unknown until it is opened again
-                self.broken = f"{self.path}: {error}; open the folder again when the disk is well."
-                raise StorageError(self.broken) from error
-            raise CheckpointError(
-                f"{self.path}: damaged ({error}); restore the folder from a copy, or start a new "
-                "one from its newest snapshot (Learner.load), which is without the events after it."
-            ) from error
+    def _query(self, statement: str, *values: Any) -> list[Any]:
+        return self.database.query(statement, values)
 
 
 def _pack(numbers: Sequence[int]) -> bytes:

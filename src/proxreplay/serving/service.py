@@ -10,9 +10,10 @@ from typing import Any
 from proxreplay.batch import Inputs, named
 from proxreplay.errors import InputError, ProxreplayError
 from proxreplay.options import ServeOptions
-from proxreplay.serving.durable import DurableLearner, Ticket
+from proxreplay.serving.durable import DurableLearner
 from proxreplay.serving.events import Outcome
 from proxreplay.serving.follower import Follower
+from proxreplay.serving.line import Ticket
 from proxreplay.serving.metrics import Requests, gauge, sample
 from proxreplay.serving.published import Prediction, Published
 
