@@ -368,6 +368,8 @@ class DurableOptions:
         keep_history: events of which kind, time and idempotency key are known.
         queue_events: events on disk that wait for being applied; more are refused.
         queue_bytes: the same in bytes.
+        kept_inputs: inputs of predictions that wait for their labels; the oldest go first.
+        kept_bytes: the same in bytes.
         prequential: predict every batch before it is learned, for accuracy and guards.
     """
 
@@ -379,6 +381,8 @@ class DurableOptions:
     keep_history: int = 1_000_000
     queue_events: int = 1000
     queue_bytes: int = 256 * 2**20
+    kept_inputs: int = 100_000
+    kept_bytes: int = 256 * 2**20
     prequential: bool = True
 
     def __post_init__(self) -> None:
@@ -389,6 +393,8 @@ class DurableOptions:
             keep_history=self.keep_history,
             queue_events=self.queue_events,
             queue_bytes=self.queue_bytes,
+            kept_inputs=self.kept_inputs,
+            kept_bytes=self.kept_bytes,
         )
         count(2, keep_snapshots=self.keep_snapshots)
         at_least(0, keep_days=self.keep_days)
@@ -429,16 +435,12 @@ class ServeOptions:
     Args:
         body_bytes: largest request body; larger ones get 413.
         batch: most examples per request.
-        kept_inputs: inputs of predictions that wait for their label; the oldest go first.
-        kept_bytes: the same in bytes.
         wait_seconds: longest time that ``?wait=applied`` waits.
         connections: requests at the same time; more get 503.
     """
 
     body_bytes: int = 16 * 2**20
     batch: int = 1000
-    kept_inputs: int = 100_000
-    kept_bytes: int = 256 * 2**20
     wait_seconds: float = 30.0
     connections: int = 200
 
@@ -446,8 +448,6 @@ class ServeOptions:
         count(
             body_bytes=self.body_bytes,
             batch=self.batch,
-            kept_inputs=self.kept_inputs,
-            kept_bytes=self.kept_bytes,
             connections=self.connections,
         )
         at_least(0, wait_seconds=self.wait_seconds)

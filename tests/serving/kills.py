@@ -5,8 +5,9 @@
 Every round: a server is started (forked from this process, so that it starts at once), threads
 send batches over HTTP, and at a random moment it is killed with SIGKILL. Then everything that it
 had not synced is lost, torn or zeroed (`tests.serving.lossy`), and the next server starts on what
-is left. A batch without an answer is sent again with the same idempotency key. In the end every
-acknowledged batch must be in the log once, under the sequence that was acknowledged, and the
+is left. A batch without an answer is sent again with the same idempotency key. Every third batch is
+predicted under an id first, and its labels follow without the inputs, also after a kill. In the end
+every acknowledged batch must be in the log once, under the sequence that was acknowledged, and the
 learner must be bit for bit the one that learned the same batches without a disk.
 """
 
@@ -40,13 +41,16 @@ from tests.serving.streams import batches, make
 
 OPTIONS = DurableOptions(snapshot_every=7, keep_snapshots=3, keep_events=10**6)
 CLIENTS = 3
+LATER = 10  # predictions that wait for their labels
 
 
 @dataclass
 class Told:
-    """What clients know: the sequence of every batch that was acknowledged."""
+    """What clients know: the sequence of every batch, and every id, that was acknowledged."""
 
     sequences: dict[int, int] = field(default_factory=dict)
+    kept: set[int] = field(default_factory=set)
+    later: list[int] = field(default_factory=list)
     next: int = 0
     again: list[int] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -56,6 +60,8 @@ class Told:
         with self.lock:
             if self.again:
                 return self.again.pop()
+            if len(self.later) > LATER:
+                return self.later.pop(0)
             self.next += 1
             return self.next - 1
 
@@ -78,7 +84,7 @@ def serve(folder: Path, journal: Path, pipe: int) -> None:
 
 
 def client(port: int, told: Told, stop: threading.Event) -> None:
-    """Send batches, and now and then predict, until the server is gone."""
+    """Send batches, some of them first to be predicted, until the server is gone."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
 
     def post(path: str, body: Any) -> Any:
@@ -90,11 +96,18 @@ def client(port: int, told: Told, stop: threading.Event) -> None:
     while not stop.is_set():
         number = told.take()
         x, y = batch(number)
-        body = {"inputs": x.tolist(), "labels": y.tolist(), "keys": str(number)}
+        inputs, labels = {"inputs": x.tolist()}, {"labels": y.tolist()}
+        by_id = number % 3 == 0 and number > 20  # something is known by then
+        given = {"id": str(number)} if by_id else inputs | {"keys": str(number)}
         try:
-            status, answer = post("/learn", body | {"idempotency_key": f"batch {number}"})
-            if number % 5 == 0:
-                post("/predict", {"inputs": x.tolist()})
+            if by_id and number not in told.kept:
+                status, answer = post("/predict", inputs | {"id": str(number)})
+                assert status == 200, answer
+                told.kept.add(number)
+                if number % 2:  # labels take their time
+                    told.later.append(number)
+                    continue
+            status, answer = post("/learn", given | labels | {"idempotency_key": f"batch {number}"})
         except (OSError, http.client.HTTPException, ValueError):
             with told.lock:
                 if number not in told.sequences:
@@ -160,6 +173,9 @@ def verify(folder: Path, told: Told) -> tuple[int, str]:
             assert number not in seen, f"batch {number} was learned twice"
             seen[number] = row.sequence
             twin.learn(*batch(number))
+        for number in told.kept - seen.keys():
+            with durable.kept.taken(str(number)) as (_, inputs):
+                assert torch.equal(inputs, batch(number)[0])
         for number, sequence in told.sequences.items():
             assert seen.get(number) == sequence, f"batch {number} was acknowledged and is lost"
         live = durable.fingerprint()
@@ -186,9 +202,9 @@ def main(kills: int, seed: int, every: int) -> int:
                 learned, state = verify(place / "look", told)
                 shutil.rmtree(place / "look")
                 print(
-                    f"{kill} kills, {time.monotonic() - began:.0f} s: {len(told.sequences)} "
-                    f"batches acknowledged, {learned} in the log, each once; state "
-                    f"{state[:12]} equals the twin's",
+                    f"{kill} kills, {time.monotonic() - began:.0f} s: {len(told.kept)} ids and "
+                    f"{len(told.sequences)} batches acknowledged, {learned} in the log, each once; "
+                    f"state {state[:12]} equals the twin's",
                     flush=True,
                 )
     return learned

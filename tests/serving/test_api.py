@@ -22,7 +22,7 @@ from proxreplay.serving.api import make_app
 from proxreplay.serving.service import Service
 from tests.serving.streams import batches, make, poison
 
-OPTIONS = ServeOptions(body_bytes=50_000, batch=50, kept_inputs=3)
+OPTIONS = ServeOptions(body_bytes=50_000, batch=50)
 HOST = "http://127.0.0.1"
 
 
@@ -97,11 +97,30 @@ def test_a_label_that_arrives_later(server: Server) -> None:
     assert server.durable.audit("visit 7")  # the id is the key of the examples
     assert server.client.post("/forget", json={"key": "visit 7"}).json()["removed"] == 4
     assert server.durable.audit("visit 7") == []
-    for i in range(5):
-        server.client.post("/predict", json={"inputs": a.tolist(), "id": str(i)})
-    assert len(server.service.kept) == 3
-    assert server.client.post("/forget", json={"key": "4"}).json()["removed"] == 1
-    assert len(server.service.kept) == 2
+
+
+def test_an_id_is_known_after_a_restart(tmp_path: Path) -> None:
+    (x, y), (a, b) = batches(2)
+    with Server(tmp_path / "d") as server:
+        server.learn(x, y)
+        for identity in ("visit 7", "visit 8"):
+            asked = {"inputs": a.tolist(), "id": identity}
+            assert server.client.post("/predict", json=asked).status_code == 200
+    with Server(tmp_path / "d") as server:
+        assert "proxreplay_kept_inputs 2" in server.client.get("/metrics").text
+        body = {"id": "visit 7", "labels": b.tolist()}
+        assert server.client.post("/learn?wait=applied", json=body).json()["sequence"] == 2
+        assert server.client.post("/learn", json=body).status_code == 404
+        assert server.client.post("/forget", json={"key": "visit 8"}).json()["removed"] == 4
+        assert server.client.post("/learn", json=body | {"id": "visit 8"}).status_code == 404
+        assert server.client.post("/forget", json={"key": "visit 8"}).status_code == 422
+    twin = make()
+    for batch in ((x, y), (a, b)):
+        twin.learn(*batch)
+    expected = twin.predict_proba(x).numpy()
+    with Server(tmp_path / "d") as server:
+        told = server.client.post("/predict", json={"inputs": x.tolist()}).json()
+        np.testing.assert_allclose(told["probabilities"], expected, atol=1e-6)
 
 
 def test_arrays_of_numpy(server: Server) -> None:

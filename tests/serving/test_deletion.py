@@ -177,3 +177,21 @@ def test_ids_are_not_used_twice_so_that_deletion_means_the_right_example(tmp_pat
         assert durable.audit("first line") == []
         assert durable.audit("second line")
         assert held(tmp_path, torch.cat([x for x, _ in stream[:3]])) == []
+
+
+def test_an_input_that_waits_for_its_label_is_found_and_deleted(tmp_path: Path) -> None:
+    x, y = batches(1, seed=5)[0]
+    with filled(tmp_path) as durable:
+        durable.keep("bob@example.org", x)
+    with DurableLearner(tmp_path, make(), options=FEW) as durable:
+        assert durable.audit("bob@example.org") == ["an input that waits for its labels"]
+        durable.log.database.checkpoint()
+        assert held(tmp_path, x)
+        assert durable.forget(key="bob@example.org").removed == 4
+        assert durable.audit("bob@example.org") == []
+        assert held(tmp_path, x) == places(tmp_path, b"bob@example.org") == []
+        durable.keep("bob@example.org", x)
+        durable.submit(None, list(names(y)), keys="bob@example.org", kept="bob@example.org")
+        durable.forget(key="bob@example.org")
+        assert durable.audit("bob@example.org") == []
+        assert held(tmp_path, x) == places(tmp_path, b"bob@example.org") == []

@@ -34,6 +34,7 @@ class History:
     def __init__(self, root: Path) -> None:
         self.acknowledged: list[tuple[int, int]] = []  # operations, sequence
         self.states: dict[int, str] = {}
+        self.kept: list[tuple[int, str]] = []  # operations, id
         self.deleted: list[int] = []  # operations after which the deletion was acknowledged
         root.mkdir()
         self.recorder = Lossy(root)
@@ -43,6 +44,12 @@ class History:
                 for i, (x, y) in enumerate(batches(11)):
                     durable.learn(x, y, keys=f"key {i}", idempotency_key=f"batch {i}")
                     self.note(durable)
+                    if i % 3 == 0:
+                        durable.keep(f"id {i}", x + 1)
+                        self.kept.append((len(self.recorder.operations), f"id {i}"))
+                durable.submit(None, batches(11)[0][1], kept="id 0")  # event 12
+                durable._worker.drain()
+                self.note(durable)
                 durable.rollback(8)
                 self.note(durable)
             with DurableLearner(root / "d", make(), options=OPTIONS) as durable:
@@ -50,7 +57,7 @@ class History:
                 durable.forget(key="key 3")
                 self.deleted.append(len(self.recorder.operations))
                 self.note(durable)
-                self.states[13] = self.states[14]  # the deletion, and the mark after it
+                self.states[14] = self.states[15]  # the deletion, and the mark after it
                 for x, y in batches(6, seed=1):
                     durable.learn(x, y)
                     self.note(durable)
@@ -67,6 +74,10 @@ class History:
             now = durable.applied
             assert now >= least
             assert durable.fingerprint() == self.states[now]
+            for at, identity in self.kept:
+                learned = identity == "id 0" and now >= 12
+                if at <= count or learned:
+                    assert (identity in durable.kept) != learned
             if self.deleted[0] <= count:
                 assert durable.audit("key 3") == []
             for i in range(min(least, 11)):
@@ -96,7 +107,7 @@ def attempt(history: History, place: Path, count: int, disk: Any) -> None:
 def test_the_recording_sees_sqlite(history: History) -> None:
     kinds = {operation.kind for operation in history.recorder.operations}
     assert kinds >= {"create", "write", "fsync", "fsync-folder", "rename", "unlink", "truncate"}
-    assert len(history.states) == 21
+    assert len(history.states) == 22
     assert history.count > 300
 
 

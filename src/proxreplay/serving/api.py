@@ -38,7 +38,8 @@ from proxreplay.serving.bodies import (
 )
 from proxreplay.serving.durable import DurableLearner
 from proxreplay.serving.events import Outcome
-from proxreplay.serving.service import Service, UnknownIdError
+from proxreplay.serving.kept import UnknownIdError
+from proxreplay.serving.service import Service
 
 BODY_SECONDS = 30  # to send a body
 WRITERS = 32  # requests that may wait for the same write to the disk
@@ -117,15 +118,21 @@ class Endpoints:
     # --- changing ---------------------------------------------------------------------------------
 
     async def predict(self, request: Request) -> Response:
-        """Predict inputs; with an id, keep them until their labels arrive."""
+        """Predict inputs; with an id, keep them on disk until their labels arrive."""
         asked = await self._body(request, PredictRequest)
         predictor = self.service.current.predictor
+        keep = None
+        if asked.id is not None:  # a reader keeps nothing
+            keep = functools.partial(self.service.durable.keep, asked.id)
 
-        def work() -> dict[str, Any]:
+        def work() -> tuple[Any, dict[str, Any]]:
             inputs = self._inputs(asked, predictor)
-            return asdict(self.service.predict(inputs, asked.id))
+            return inputs, asdict(self.service.predict(inputs))
 
-        return _json(await self._in(self._predicting, work))
+        inputs, answer = await self._in(self._predicting, work)
+        if keep is not None:
+            await self._in(self._writing, functools.partial(keep, inputs))
+        return _json(answer)
 
     async def learn(self, request: Request) -> Response:
         """Learn a batch: answers when it is on disk, with ?wait=applied when it is learned."""
@@ -166,9 +173,8 @@ class Endpoints:
     async def forget(self, request: Request) -> Response:
         """Delete examples from memory, snapshots and events."""
         asked = await self._body(request, ForgetRequest)
-        work = functools.partial(
-            self.service.forget, label=asked.label, ids=asked.ids, key=asked.key
-        )
+        forget = self.service.durable.forget
+        work = functools.partial(forget, label=asked.label, ids=asked.ids, key=asked.key)
         return _json(outcome_of(await self._in(self._writing, work)))
 
     async def rollback(self, request: Request) -> Response:

@@ -80,9 +80,23 @@ def _limited(body: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
 
 
 def forgetting(
-    learner: "Learner", log: EventLog, label: Any, ids: Iterable[int] | None, key: str | None
+    learner: "Learner",
+    log: EventLog,
+    label: Any,
+    ids: Iterable[int] | None,
+    key: str | None,
+    waiting: int,
 ) -> Event:
-    """The event of a deletion; refused if there is nothing it could mean. It names no key."""
+    """The event of a deletion; refused if there is nothing it could mean. It names no key.
+
+    Args:
+        learner: everything is applied to it.
+        log: of the folder.
+        label: see `DurableLearner.forget`.
+        ids: see `DurableLearner.forget`.
+        key: see `DurableLearner.forget`.
+        waiting: how many inputs wait for their labels under the key.
+    """
     if sum(given is not None for given in (label, ids, key)) != 1:
         raise InputError("forget: give one of label=..., ids=... and key=...")
     if label is not None:
@@ -92,9 +106,9 @@ def forgetting(
         return Event("forget", {"label": label})
     if key is not None:
         found = log.ids_of(key)
-        if not found and not keyed_events(log, key):
+        if not found and not waiting and not keyed_events(log, key):
             raise InputError(f"forget: no example has the key {key!r}.")
-        return Event("forget", {"ids": found})
+        return Event("forget", {"ids": found, "waiting": waiting})
     numbers = sorted({int(i) for i in ids or ()})
     unknown = [i for i in numbers if not 0 <= i < learner.memory.next_id]
     if unknown or not numbers:
@@ -117,9 +131,7 @@ def keyed_events(log: EventLog, key: str) -> list[int]:
     return sorted(found)
 
 
-def findings(
-    learner: "Learner", log: EventLog, snapshots: Snapshots, key: str, deleted: Iterable[int]
-) -> list[str]:
+def findings(learner: "Learner", log: EventLog, snapshots: Snapshots, key: str) -> list[str]:
     """Where a key, its examples, or any example that was ever deleted is still to be found.
 
     Args:
@@ -127,9 +139,8 @@ def findings(
         log: of the folder; all outcomes are in it.
         snapshots: of the folder; every file is read.
         key: of the examples.
-        deleted: ids of all examples ever deleted.
     """
-    ids, gone = set(log.ids_of(key)), set(deleted)
+    ids, gone = set(log.ids_of(key)), set(log.deleted())
     found = [f"the table of keys: {len(ids)} examples"] if ids else []
     found += [f"event {sequence}" for sequence in keyed_events(log, key)]
     places = [("the memory", set(learner.memory.ids.tolist()))]

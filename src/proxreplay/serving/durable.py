@@ -7,7 +7,7 @@ submit -> admission -> line (numbered, on disk, waiting) -> timeline (applied) -
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +15,7 @@ from typing import Any, Self
 from numpy.typing import NDArray
 from torch import Tensor
 
+from proxreplay.batch import length
 from proxreplay.errors import ConflictError, InputError, StoppedError, StorageError
 from proxreplay.options import DurableOptions, GuardOptions
 from proxreplay.replay.learner import Learner
@@ -35,6 +36,7 @@ from proxreplay.serving.events import (
 )
 from proxreplay.serving.folder import hold, load_newest
 from proxreplay.serving.keeping import Keeping
+from proxreplay.serving.kept import KeptInputs
 from proxreplay.serving.line import Line, Ticket
 from proxreplay.serving.log import NAME, EventLog
 from proxreplay.serving.snapshots import Snapshot, Snapshots
@@ -78,18 +80,19 @@ class DurableLearner:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.folder = Path(folder)
-        self.options = options or DurableOptions()
+        self.options = options = options or DurableOptions()
         self.snapshots = Snapshots(self.folder)
         self._admitting = threading.RLock()  # the order in which batches are let in
         self._admission: Admission | None = None
         with hold(self.folder) as held:
             self.log = EventLog(self.folder / NAME)
             held.callback(self.log.database.close)
+            self.kept = KeptInputs(self.log.database, options.kept_inputs, options.kept_bytes)
             self._line = Line(self.log, clock, self._start_admission_again)
             self._timeline = Timeline(
-                learner, self.log, self.snapshots, prequential=self.options.prequential
+                learner, self.log, self.snapshots, prequential=options.prequential
             )
-            self._keeping = Keeping(self._timeline, self.options)
+            self._keeping = Keeping(self._timeline, options)
             self._worker = Worker(
                 self._line, self._timeline, self._keeping, guard, self._start_admission_again
             )
@@ -179,20 +182,23 @@ class DurableLearner:
         keys: str | Sequence[str] | None = None,
         idempotency_key: str | None = None,
         train: bool = True,
+        kept: str | None = None,
         request: bytes | None = None,
     ) -> Ticket:
         """Put a batch on disk; it is applied after all that came before.
 
         Args:
-            x: see `learn`.
+            x: see `learn`; None with ``kept``.
             y: see `learn`.
             sample_weight: see `learn`.
             keys: see `learn`.
             idempotency_key: see `learn`.
             train: whether to learn from it, or only to remember it.
+            kept: id of the inputs, see `keep`.
             request: digest of what the caller was asked for; None for that of the arguments.
 
         Raises:
+            UnknownIdError: no input is kept under the id.
             InputError: the learner would refuse it, or the idempotency key stands for another
                 batch; nothing was changed.
             BusyError: too much is waiting; nothing was changed.
@@ -201,15 +207,30 @@ class DurableLearner:
         """
         token = token_of(idempotency_key)
         if token is not None and request is None:
-            request = request_of(x, y, sample_weight, keys, train)
-        with self._admitting:
-            known = self.repeated(idempotency_key, request)
-            if known is not None:
-                return known
-            self._check_able()
-            event = self._admitted(x, y, sample_weight, keys, train, token)
-            place = self._put(event, request)
-        return self._line.wait(place)
+            request = request_of(x, y, sample_weight, keys, train, kept)
+        with ExitStack() as held:
+            with self._admitting:
+                known = self.repeated(idempotency_key, request)
+                if known is not None:
+                    return known
+                self._check_able()
+                number = None
+                if kept is not None:
+                    number, x = held.enter_context(self.kept.taken(kept))
+                event = self._admitted(x, y, sample_weight, keys, train, token)
+                place = self._put(event, request, number)
+            return self._line.wait(place)
+
+    def keep(self, identity: str, x: Any) -> None:
+        """Keep inputs on disk until their labels arrive: ``submit(None, y, kept=identity)``.
+
+        Args:
+            identity: stands for the inputs; what it stood for before is replaced. They can be
+                deleted by it (`forget`), and it is the key of what is learned from them.
+            x: see `Learner.predict`.
+        """
+        self._line.check()
+        self.kept.put(identity, self.learner.intake.check(x))
 
     def repeated(self, idempotency_key: str | None, request: bytes | None) -> Ticket | None:
         """The event that an idempotency key stands for; None if the key is new.
@@ -250,13 +271,17 @@ class DurableLearner:
         Args:
             label: all examples of that label.
             ids: single examples (`Outcome.ids`).
-            key: all examples that were given this key.
+            key: all examples that were given this key, and inputs that wait under it.
         """
-        with self._at_rest():
+        with self._at_rest(), ExitStack() as held:
             with self._worker.applying:
                 self._timeline.flush()
-            event = deletion.forgetting(self.learner, self.log, label, ids, key)
-            outcome = self._commit(event)
+            number, waiting = None, 0
+            if key is not None and key in self.kept:
+                number, inputs = held.enter_context(self.kept.taken(key))
+                waiting = length(inputs)
+            event = deletion.forgetting(self.learner, self.log, label, ids, key, waiting)
+            outcome = self._commit(event, number)
         if self._worker.owed is not None:
             raise StorageError(
                 f"the examples are deleted from the memory, but not yet from the disk "
@@ -351,13 +376,13 @@ class DurableLearner:
     def audit(self, key: str) -> list[str]:
         """Where examples with a key are to be found: empty after `forget(key=...)`.
 
-        Reads the keys, the data of every kept event, the memory and every snapshot, and looks for
-        all other examples that were ever deleted too.
+        Reads the keys, the inputs that wait, the data of every kept event, the memory and every
+        snapshot, and looks for all other examples that were ever deleted too.
         """
         with self._admitting, self._worker.applying:
             self._timeline.flush()
-            deleted = self.log.deleted()
-            return deletion.findings(self.learner, self.log, self.snapshots, key, deleted)
+            found = deletion.findings(self.learner, self.log, self.snapshots, key)
+            return found + (["an input that waits for its labels"] if key in self.kept else [])
 
     def fingerprint(self) -> str:
         """A digest of the learner's whole state: equal for learners that go on alike."""
@@ -416,9 +441,9 @@ class DurableLearner:
         event = learning(inputs, labels, weights, keys_of(keys, len(labels)), train=train)
         return Event(event.kind, event.body, token=token)
 
-    def _put(self, event: Event, request: bytes | None) -> Any:
+    def _put(self, event: Event, request: bytes | None, kept: int | None) -> Any:
         try:
-            return self._line.put(event, request)
+            return self._line.put(event, request, kept)
         except BaseException:
             self._start_admission_again()
             raise
@@ -435,9 +460,9 @@ class DurableLearner:
             self._worker.drain()
             yield
 
-    def _commit(self, event: Event) -> Outcome:
+    def _commit(self, event: Event, kept: int | None = None) -> Outcome:
         """Write an event and apply it; admission is held."""
-        outcome = self._worker.finish(self._line.wait(self._line.put(event)))
+        outcome = self._worker.finish(self._line.wait(self._line.put(event, kept=kept)))
         self._worker.drain()
         self._admission = None
         return outcome

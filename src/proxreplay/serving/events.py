@@ -103,15 +103,15 @@ def token_of(idempotency_key: str | None) -> bytes | None:
     """What is kept of an idempotency key: only its digest, so that it may outlive a deletion."""
     if idempotency_key is None:
         return None
-    return hashlib.sha256(_word("idempotency_key", idempotency_key).encode()).digest()
+    return hashlib.sha256(word("idempotency_key", idempotency_key).encode()).digest()
 
 
-def request_of(x: Any, y: Any, weights: Any, keys: Any, train: bool) -> bytes:
+def request_of(x: Any, y: Any, weights: Any, keys: Any, train: bool, kept: str | None) -> bytes:
     """A digest of a batch as it was given, to know it again."""
     labels = y.tolist() if hasattr(y, "tolist") else y
     counts = weights.tolist() if hasattr(weights, "tolist") else weights
-    given = {"inputs": as_tensors(x), "labels": labels, "weights": counts, "keys": keys}
-    given["train"] = train
+    inputs = as_tensors(x) if kept is None else kept
+    given = {"inputs": inputs, "labels": labels, "weights": counts, "keys": keys, "train": train}
     return hashlib.sha256(to_bytes(given)).digest()
 
 
@@ -125,10 +125,11 @@ def keys_of(keys: str | Sequence[str] | None, examples: int) -> list[str] | None
         raise InputError(
             f"{examples} examples but {len(keys)} keys; give one each, or one for all."
         )
-    return [_word("key", key) for key in keys]
+    return [word("key", key) for key in keys]
 
 
-def _word(what: str, value: Any) -> str:
+def word(what: str, value: Any) -> str:
+    """A key or id, if it is one that can be kept."""
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST:
         raise InputError(f"{what}={value!r:.60}; give a string of 1 to {LONGEST} characters.")
     try:

@@ -2,13 +2,12 @@
 
 import threading
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from proxreplay.batch import Inputs, named
-from proxreplay.errors import InputError, ProxreplayError
+from proxreplay.errors import InputError
 from proxreplay.options import ServeOptions
 from proxreplay.serving.durable import DurableLearner
 from proxreplay.serving.events import Outcome
@@ -22,10 +21,6 @@ REMEMBERED = 20_000  # outcomes for the page
 POINTS = 200  # of its curve
 
 
-class UnknownIdError(ProxreplayError):
-    """No input is kept under an id."""
-
-
 @dataclass(frozen=True)
 class Numbers:
     """One batch that was learned: how many examples, and how many were predicted before."""
@@ -35,64 +30,6 @@ class Numbers:
     judged: int
     hits: int
     loss: float | None
-
-
-class KeptInputs:
-    """Inputs of predictions until their label arrives, or until there is no room.
-
-    Args:
-        most: how many are kept.
-        most_bytes: how many bytes they may take.
-    """
-
-    def __init__(self, most: int, most_bytes: int) -> None:
-        self._most, self._most_bytes = most, most_bytes
-        self._lock = threading.Lock()
-        self._inputs: OrderedDict[str, Any] = OrderedDict()
-        self._nbytes = 0
-
-    def __len__(self) -> int:
-        return len(self._inputs)
-
-    def put(self, identity: str, inputs: Any) -> None:
-        """Keep inputs; what was kept under the same id before is replaced."""
-        with self._lock:
-            self._drop(identity)
-            self._inputs[identity] = inputs
-            self._nbytes += _nbytes(inputs)
-            while len(self._inputs) > self._most or self._nbytes > self._most_bytes:
-                self._drop(next(iter(self._inputs)))
-
-    def get(self, identity: str) -> Any:
-        """What is kept under an id."""
-        with self._lock:
-            if identity not in self._inputs:
-                raise UnknownIdError(
-                    f"no input is kept under the id {identity!r}: it was never predicted, is "
-                    "learned already, had to make room, or the server was started again. Send the "
-                    "inputs with the labels."
-                )
-            return self._inputs[identity]
-
-    def drop(self, identity: str) -> None:
-        """Forget what is kept under an id."""
-        with self._lock:
-            self._drop(identity)
-
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._lock:
-            self._inputs.clear()
-            self._nbytes = 0
-
-    def _drop(self, identity: str) -> None:
-        found = self._inputs.pop(identity, None)
-        if found is not None:
-            self._nbytes -= _nbytes(found)
-
-
-def _nbytes(inputs: Inputs) -> int:
-    return sum(tensor.nbytes for tensor in named(inputs).values())
 
 
 class Service:
@@ -110,7 +47,6 @@ class Service:
         self.source = source
         self.options = options or ServeOptions()
         self.requests = Requests()
-        self.kept = KeptInputs(self.options.kept_inputs, self.options.kept_bytes)
         self.refreshed: tuple[int, int] | None = None  # sequence, examples
         self._numbers: deque[Numbers] = deque(maxlen=REMEMBERED)
         self._window: deque[tuple[int, bool]] = deque(maxlen=WINDOW)
@@ -139,15 +75,11 @@ class Service:
 
     # --- predicting and learning ------------------------------------------------------------------
 
-    def predict(self, inputs: Any, identity: str | None) -> Prediction:
-        """Predict with the newest copy; with an id, keep the inputs until their label arrives."""
+    def predict(self, inputs: Any) -> Prediction:
+        """Predict with the newest copy."""
         if isinstance(self.source, Follower) and self.source.update():
             self.current = self._published()
-        prediction = self.current.predict(inputs)
-        if identity is not None:
-            self.durable  # noqa: B018 (a reader keeps nothing)
-            self.kept.put(identity, self.current.predictor.intake.check(inputs))
-        return prediction
+        return self.current.predict(inputs)
 
     def learn(
         self,
@@ -162,36 +94,16 @@ class Service:
         request: bytes,
     ) -> Ticket:
         """Put a batch on disk; see `DurableLearner.submit`."""
-        repeated = self.durable.repeated(idempotency_key, request)
-        if repeated is not None:
-            return repeated
-        if inputs is None and identity is not None:
-            inputs = self.kept.get(identity)
-        ticket = self.durable.submit(
+        return self.durable.submit(
             inputs,
             labels,
             sample_weight=weights,
             keys=identity if keys is None else keys,
             idempotency_key=idempotency_key,
             train=train,
+            kept=identity,
             request=request,
         )
-        if identity is not None:
-            self.kept.drop(identity)
-        return ticket
-
-    def forget(self, *, label: Any, ids: list[int] | None, key: str | None) -> Outcome:
-        """Delete examples; inputs that wait for a label under the key, or at all, go too."""
-        known = self.durable
-        waiting = key is not None and key in self.kept._inputs
-        if key is not None:
-            self.kept.drop(key)
-        try:
-            return known.forget(label=label, ids=ids, key=key)
-        except InputError:
-            if waiting:  # it was only waiting for its label
-                return Outcome(known.applied, "forget", removed=1)
-            raise
 
     # --- what was learned -------------------------------------------------------------------------
 
@@ -301,10 +213,10 @@ class Service:
         yield from gauge("prequential_accuracy", f"Newest {WINDOW} examples.", self.accuracy)
         yield from gauge("sequence", "Newest event that predictions know.", self.current.sequence)
         yield from gauge("version", "Snapshot or rollback behind it.", self.current.version)
-        yield from gauge("kept_inputs", "Inputs that wait for a label.", len(self.kept))
         if isinstance(self.source, DurableLearner):
             durable = self.source
             yield from gauge("events_logged", "Newest event on disk.", durable.log.last)
+            yield from gauge("kept_inputs", "Inputs that wait for labels.", len(durable.kept))
             yield from gauge("queue_events", "Events that wait.", durable.waiting)
             yield from gauge("lag_seconds", "Age of the oldest of them.", durable.lag)
             stopped = durable.stopped is not None or durable.failure is not None

@@ -209,8 +209,10 @@ def _predicted(learner: Learner, inputs: Any, labels: Any) -> tuple[bool, ...]:
 
 def _forget_(learner: Learner, sequence: int, event: Event) -> Outcome:
     """Delete examples from the memory of a learner."""
+    body = dict(event.body)
+    waiting = body.pop("waiting", 0)
     try:
-        removed = learner.forget(**event.body)
+        removed = learner.forget(**body)
     except ProxreplayError as error:
         return Outcome(sequence, event.kind, refused=str(error))
-    return Outcome(sequence, event.kind, removed=removed)
+    return Outcome(sequence, event.kind, removed=removed + waiting)
