@@ -1,8 +1,8 @@
 """The docs as a site: ``make docs``. Pages are Markdown, the reference is made from docstrings."""
 
-import contextlib
-import io
-import runpy
+import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,26 +22,44 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # signatures stay short; Args say what is meant
 python_use_unqualified_type_names = True
 
-# Shown with what they print when the site is built. Those left out need what may be missing.
-GALLERY = ["three_lines", "your_own_stream", "your_own_layer", "text_stream"]
+NEEDS = {"avalanche_plugin": "avalanche"}  # what may be missing
+PICTURES = {"two_sided", "hard_projection"}  # are called with the file to draw
 
 
-def output_of(name: str) -> str:
-    """What an example prints."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    return printed.getvalue()
+def examples() -> list[Path]:
+    """Every program in `examples/`, the shortest first."""
+    files = [*EXAMPLES.glob("*.py"), EXAMPLES / "serve" / "client.py"]
+    return sorted(files, key=lambda file: (file.stat().st_size, file))
+
+
+def shown(file: Path, *, run: bool) -> list[str]:
+    """One example as Markdown: its text, and what it prints and draws."""
+    name, source = file.stem, file.read_text(encoding="utf-8")
+    where = file.relative_to(EXAMPLES.parent).as_posix()
+    title = "serve" if file.parent != EXAMPLES else name.replace("_", " ")
+    lines = ["", f"## {title}", "", f"`{where}`", "", "```python", source.rstrip(), "```", ""]
+    if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
+        return [*lines, f"It was not run for this page: {NEEDS[name]} is not installed."]
+    if not run:
+        return lines
+    picture = [f"gallery-{name}.png"] if name in PICTURES else []
+    done = subprocess.run(
+        [sys.executable, str(file), *picture],
+        cwd=HERE,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent / "src")},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    lines += ["It prints:", "", "```text", done.stdout.rstrip(), "```"]
+    return [*lines, "", *(f"![What it draws]({one})" for one in picture)]
 
 
 def write_gallery(app: Any) -> None:
-    """One page with every example: its text, and what it printed."""
+    """One page with every example."""
     lines = ["# Examples", "", "Each is one file in `examples/`; the output is that of this build."]
-    for name in GALLERY:
-        source = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
-        lines += ["", f"## {name.replace('_', ' ')}", "", "```python", source.rstrip(), "```"]
-        if app.config.gallery_run:
-            lines += ["", "It prints:", "", "```text", output_of(name).rstrip(), "```"]
+    for file in examples():
+        lines += shown(file, run=app.config.gallery_run)
     (HERE / "gallery.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -1,6 +1,7 @@
 """Pages that point to each other, to pictures and to files must point to something."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -119,3 +120,19 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
         check=False,
     )
     assert built.returncode == 0, built.stderr
+
+
+def test_the_gallery_shows_every_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
+    shown = {file.relative_to(ROOT / "examples").as_posix() for file in conf["examples"]()}
+    kept = {
+        file.relative_to(ROOT / "examples").as_posix() for file in conf["EXAMPLES"].rglob("*.py")
+    }
+    assert kept - shown == {"serve/learner.py"}  # a part of the one about serving
+    own = ROOT / "examples" / "your_own_layer.py"
+    text = "\n".join(conf["shown"](own, run=True))
+    assert own.read_text().rstrip() in text
+    assert "FourierLinear  d = 7, groups = 1" in text.partition("It prints:")[2]
+    with monkeypatch.context() as patch:
+        patch.setitem(conf["NEEDS"], "your_own_layer", "nowhere_to_be_found")
+        assert "not run for this page: nowhere" in "\n".join(conf["shown"](own, run=True))
