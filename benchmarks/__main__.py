@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import (
+    averaging,
     gram_error,
     gram_paths,
     growth,
@@ -23,6 +24,7 @@ SCRIPTS = {
     "Refresh": refresh.run,
     "Preconditioning": precondition.run,
     "Learner": learner.run,
+    "Averaging": averaging.run,
     "Statistics from steps": step_statistics.run,
     "Stream": stream.run,
     "Memory use": memory_use.run,

@@ -231,3 +231,18 @@ def test_a_model_that_cannot_be_copied_is_refused_with_the_way_out() -> None:
     model.cached = model.weight * 2  # not a leaf: torch refuses to copy it
     with pytest.raises(InputError, match="averaging=None"):
         EMA(model)
+
+
+def test_an_average_follows_replaced_tensors_and_refuses_a_changed_structure() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model.append(model[0])  # shared: moved once
+    ema = EMA(model, 0.5, start="copy")
+    before = ema.model[0].weight.clone()
+    model[0].weight = nn.Parameter(torch.ones(2, 2))
+    model[1].register_buffer("running_mean", torch.full((2,), 4.0))
+    ema.update_()
+    torch.testing.assert_close(ema.model[0].weight, (before + 1) / 2)
+    assert torch.equal(ema.model[1].running_mean, torch.full((2,), 2.0))
+    model.append(nn.Linear(2, 2))
+    with pytest.raises(InputError, match="gained or lost parameters or modules"):
+        ema.update_()

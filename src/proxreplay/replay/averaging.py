@@ -6,7 +6,6 @@ See docs/averaging.md for what it is worth.
 import copy
 import math
 from collections.abc import Iterable
-from itertools import chain
 from typing import Any, Self
 
 import torch
@@ -67,6 +66,7 @@ class EMA:
                 f"EMA: the {type(model).__name__} cannot be copied ({error}); make it copyable by "
                 "copy.deepcopy, or learn without an average (averaging=None)."
             ) from error
+        self._pairs = _Pairs(self.model, model)
         self.steps = 0
         self.since = 0  # steps since the newest class came
         self.settled = 0.0  # share of the average that is from those steps
@@ -83,14 +83,10 @@ class EMA:
         self.follow_growth_()
         self.steps += 1
         gain = self._gain()
-        floating: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for average, online in zip(_tensors(self.model), _tensors(self.online), strict=True):
-            if average.is_floating_point():
-                floating[0].append(average)
-                floating[1].append(online)
-            else:
-                average.copy_(online)
+        floating, others = self._pairs.tensors()
         torch._foreach_lerp_(*floating, gain)
+        if others[0]:
+            torch._foreach_copy_(*others)
         self.since += 1
         self.settled += gain * (1 - self.settled)
 
@@ -104,10 +100,9 @@ class EMA:
     @torch.no_grad()
     def follow_growth_(self) -> None:
         """Give the average the rows a growing head of the model has got, and its activity."""
-        for average, online in zip(self.model.modules(), self.online.modules(), strict=True):
-            if isinstance(average, GrowingHead) and isinstance(online, GrowingHead):
-                average.grow_like(online)
-                average.active.copy_(online.active)
+        for average, online in self._pairs.heads:
+            average.grow_like(online)
+            average.active.copy_(online.active)
 
     def meet_(self, classes: Iterable[int]) -> None:
         """Follow the head, and note the classes of a batch before it is learned.
@@ -193,5 +188,48 @@ def frozen_copy(model: nn.Module) -> nn.Module:
     return duplicate.requires_grad_(False)
 
 
-def _tensors(model: nn.Module) -> chain[Tensor]:
-    return chain(model.parameters(), model.buffers())
+class _Pairs:
+    """What belongs together in a model and its average, found once: a walk costs as much as a step.
+
+    Tensors are looked up where they hang, so that moved or replaced ones are followed.
+
+    Args:
+        average: the copy.
+        online: the model that is trained.
+    """
+
+    def __init__(self, average: nn.Module, online: nn.Module) -> None:
+        modules = list(zip(average.modules(), online.modules(), strict=True))
+        self.heads = [
+            (a, o) for a, o in modules if isinstance(a, GrowingHead) and isinstance(o, GrowingHead)
+        ]
+        self._names = [(o._parameters, o._buffers, o._modules) for _, o in modules]
+        self._count = self._counted()
+        slots: dict[int, tuple[dict[str, Any], dict[str, Any], str]] = {}  # shared tensors once
+        for a, o in modules:
+            for ours, theirs in ((a._parameters, o._parameters), (a._buffers, o._buffers)):
+                for name, tensor in theirs.items():
+                    if tensor is not None:
+                        slots.setdefault(id(tensor), (ours, theirs, name))
+        self._slots = list(slots.values())
+
+    def _counted(self) -> int:
+        return sum(len(names) for of_module in self._names for names in of_module)
+
+    def tensors(
+        self,
+    ) -> tuple[tuple[list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]:
+        """Floating-point tensors of the average and of the model, then all others."""
+        if self._counted() != self._count:
+            raise InputError(
+                "EMA: the model has gained or lost parameters or modules since its average was "
+                "made; make a new EMA, or a new Learner, from the model as it is now."
+            )
+        floating: tuple[list[Tensor], list[Tensor]] = ([], [])
+        others: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for ours, theirs, name in self._slots:
+            average, online = ours[name], theirs[name]
+            kind = floating if average.is_floating_point() else others
+            kind[0].append(average)
+            kind[1].append(online)
+        return floating, others
