@@ -1,15 +1,16 @@
 """Options: every default stands here once, for the Python classes and for the command line alike.
 
-Frozen dataclasses that check themselves. They import no torch, so that commands which only list or
-check something answer at once. A Python class takes its defaults from here
-(``omega_0: float = LPROptions.omega_0``), and a `RunConfig` holds these dataclasses as they are.
-``proxreplay settings`` prints what stands under Args.
+Frozen dataclasses that check themselves: the annotation of a field says what it may be. They import
+no torch, so that commands which only list or check something answer at once. A Python class takes
+its defaults from here (``omega_0: float = LPROptions.omega_0``), and a `RunConfig` holds these
+dataclasses as they are. ``proxreplay settings`` prints what stands under Args.
 """
 
-import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from numbers import Integral, Real
-from typing import Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 from proxreplay.errors import InputError
 
@@ -48,6 +49,20 @@ def below(upper: float, **values: float) -> None:
             raise InputError(f"{name}={value}; give at least 0 and less than {upper:g}.")
 
 
+def positive(**values: float | None) -> None:
+    """Refuse what is not a finite number above 0; None passes."""
+    for name, value in values.items():
+        if value is not None and not 0 < value < float("inf"):
+            raise InputError(f"{name}={value}; give a finite number above 0.")
+
+
+def fraction(**values: float) -> None:
+    """Refuse what is not above 0 and at most 1."""
+    for name, value in values.items():
+        if not 0 < value <= 1:
+            raise InputError(f"{name}={value}; give more than 0 and at most 1.")
+
+
 def one_of(options: tuple[str | None, ...], **values: str | None) -> None:
     """Refuse values that are not among the options."""
     for name, value in values.items():
@@ -56,8 +71,49 @@ def one_of(options: tuple[str | None, ...], **values: str | None) -> None:
             raise InputError(f"{name}={value}; give one of {known}.")
 
 
+Check = Callable[..., None]
+Count = Annotated[int, partial(count, 1)]
+Amount = Annotated[float, partial(at_least, 0)]
+Strength = Annotated[float, partial(at_least, 0), partial(at_most, 1e12)]  # far beyond a projection
+Share = Annotated[float, partial(at_least, 0), partial(at_most, 1)]
+Decay = Annotated[float, partial(below, 1)]
+Tolerance = Annotated[float, partial(below, 0.5)]
+Positive = Annotated[float, positive]
+Fraction = Annotated[float, fraction]
+
+
+@cache
+def _checks(options: type) -> dict[str, list[Check]]:
+    """What the annotation of every field holds it to."""
+    hints = get_type_hints(options, include_extras=True)
+    return {
+        name: [
+            check for part in (hint, *get_args(hint)) for check in getattr(part, "__metadata__", ())
+        ]
+        for name, hint in hints.items()
+    }
+
+
+class Options:
+    """Fields that are checked by their annotations, under the names that users know.
+
+    ``class LPROptions(Options, prefix="lpr.")``: errors then speak of ``lpr.omega_0``.
+    """
+
+    _prefix = ""
+
+    def __init_subclass__(cls, prefix: str = "") -> None:
+        cls._prefix = prefix
+
+    def __post_init__(self) -> None:
+        options: Any = type(self)
+        for name, checks in _checks(options).items():
+            for check in checks:
+                check(**{self._prefix + name: getattr(self, name)})
+
+
 @dataclass(frozen=True)
-class LPROptions:
+class LPROptions(Options, prefix="lpr."):
     """Layerwise Proximal Replay.
 
     Args:
@@ -72,25 +128,14 @@ class LPROptions:
             with omega_0.
     """
 
-    omega_0: float | None = None
-    beta: float = 1.0
-    tolerance: float = 0.05
-    rolling: float = 0.0
-    reference: str = "paper"
-    statistics: str = "refresh"
-    level: float = 0.5
-    gradient: str | None = None
-
-    def __post_init__(self) -> None:
-        one_of(("paper", "authors"), **{"lpr.reference": self.reference})
-        one_of(("refresh", "step"), **{"lpr.statistics": self.statistics})
-        one_of((None, "incoming", "all"), **{"lpr.gradient": self.gradient})
-        at_least(0, **{"lpr.omega_0": self.omega_0, "lpr.beta": self.beta, "lpr.level": self.level})
-        at_most(1e12, **{"lpr.level": self.level})
-        at_most(1e12, **{"lpr.omega_0": self.omega_0})  # far beyond a hard projection
-        at_most(10, **{"lpr.beta": self.beta})
-        below(0.5, **{"lpr.tolerance": self.tolerance})
-        below(1, **{"lpr.rolling": self.rolling})
+    omega_0: Strength | None = None
+    beta: Annotated[float, partial(at_least, 0), partial(at_most, 10)] = 1.0
+    tolerance: Tolerance = 0.05
+    rolling: Decay = 0.0
+    reference: Annotated[str, partial(one_of, ("paper", "authors"))] = "paper"
+    statistics: Annotated[str, partial(one_of, ("refresh", "step"))] = "refresh"
+    level: Strength = 0.5
+    gradient: Annotated[str | None, partial(one_of, (None, "incoming", "all"))] = None
 
     @property
     def acts_on(self) -> str:
@@ -99,7 +144,7 @@ class LPROptions:
 
 
 @dataclass(frozen=True)
-class StepOptions:
+class StepOptions(Options, prefix="step."):
     """Statistics from the training steps themselves.
 
     Args:
@@ -110,20 +155,15 @@ class StepOptions:
         balance: whether replayed examples count classes seen / classes in the batch times as much.
     """
 
-    every: int = 3
-    rebuild: int = 10
-    decay: float = 0.97
-    incoming: float = 0.0
+    every: Count = 3
+    rebuild: Count = 10
+    decay: Decay = 0.97
+    incoming: Amount = 0.0
     balance: bool = False
-
-    def __post_init__(self) -> None:
-        count(**{"step.every": self.every, "step.rebuild": self.rebuild})
-        below(1, **{"step.decay": self.decay})
-        at_least(0, **{"step.incoming": self.incoming})
 
 
 @dataclass(frozen=True)
-class KroneckerOptions:
+class KroneckerOptions(Options, prefix="klpr."):
     """The two-sided rule (docs/rules.md).
 
     Args:
@@ -137,32 +177,21 @@ class KroneckerOptions:
         tau_growth: what tau gains per step.
     """
 
-    strength: float = 0.3
-    scope: str = "layer"
-    form: str = "inverses"
-    fisher: str = "loss"
-    norms: str = "treat"
-    tolerance: float = 0.05
-    tau: float | None = None
-    tau_growth: float = 0.0
-
-    def __post_init__(self) -> None:
-        at_least(0, **{"klpr.strength": self.strength, "klpr.tau_growth": self.tau_growth})
-        at_most(1e12, **{"klpr.strength": self.strength})
-        one_of(("model", "layer"), **{"klpr.scope": self.scope})
-        one_of(("auto", "exact", "inverses"), **{"klpr.form": self.form})
-        one_of(("loss", "sampled", "exact"), **{"klpr.fisher": self.fisher})
-        one_of(("treat", "plain"), **{"klpr.norms": self.norms})
-        below(0.5, **{"klpr.tolerance": self.tolerance})
-        if self.tau is not None and not 0 < self.tau < float("inf"):
-            raise InputError(f"klpr.tau={self.tau}; give a finite number above 0, or none.")
+    strength: Strength = 0.3
+    scope: Annotated[str, partial(one_of, ("model", "layer"))] = "layer"
+    form: Annotated[str, partial(one_of, ("auto", "exact", "inverses"))] = "inverses"
+    fisher: Annotated[str, partial(one_of, ("loss", "sampled", "exact"))] = "loss"
+    norms: Annotated[str, partial(one_of, ("treat", "plain"))] = "treat"
+    tolerance: Tolerance = 0.05
+    tau: Positive | None = None
+    tau_growth: Amount = 0.0
 
 
 KRONECKER_STEPS = StepOptions(every=3, rebuild=3, decay=0.95, incoming=1.0, balance=True)
 
 
 @dataclass(frozen=True)
-class ProjectionOptions:
+class ProjectionOptions(Options, prefix="projection."):
     """The other gradient rules; each takes those it knows.
 
     Args:
@@ -174,24 +203,16 @@ class ProjectionOptions:
         head: free leaves the head to the plain gradient.
     """
 
-    samples: int = 200
-    alpha: float | None = None
-    energy: float = 0.97
-    scale: float = 10.0
-    norms: str = "plain"
-    head: str = "treat"
-
-    def __post_init__(self) -> None:
-        at_least(1, **{"projection.samples": self.samples})
-        at_least(0, **{"projection.alpha": self.alpha, "projection.scale": self.scale})
-        if not 0 < self.energy <= 1:
-            raise InputError(f"projection.energy={self.energy}; give more than 0 and at most 1.")
-        one_of(("plain", "treat", "freeze"), **{"projection.norms": self.norms})
-        one_of(("treat", "free"), **{"projection.head": self.head})
+    samples: Count = 200
+    alpha: Amount | None = None
+    energy: Fraction = 0.97
+    scale: Amount = 10.0
+    norms: Annotated[str, partial(one_of, ("plain", "treat", "freeze"))] = "plain"
+    head: Annotated[str, partial(one_of, ("treat", "free"))] = "treat"
 
 
 @dataclass(frozen=True)
-class FloorOptions:
+class FloorOptions(Options, prefix="floor."):
     """Streaming LDA on random features, a floor.
 
     Args:
@@ -199,17 +220,12 @@ class FloorOptions:
         shrinkage: of the shared covariance towards a multiple of the identity.
     """
 
-    filters: int = 64
-    shrinkage: float = 0.1
-
-    def __post_init__(self) -> None:
-        at_least(1, **{"floor.filters": self.filters})
-        if not 0 < self.shrinkage <= 1:
-            raise InputError(f"floor.shrinkage={self.shrinkage}; give more than 0 and at most 1.")
+    filters: Count = 64
+    shrinkage: Fraction = 0.1
 
 
 @dataclass(frozen=True)
-class RefreshOptions:
+class RefreshOptions(Options, prefix="refresh."):
     """When and from what a rule is refreshed.
 
     Every so many stream batches from the memory; or, with ``every="task"`` and for GPM and SGP, at
@@ -221,12 +237,12 @@ class RefreshOptions:
     """
 
     every: int | str = 10
-    samples: int | None = None
+    samples: Count | None = None
 
     def __post_init__(self) -> None:
-        at_least(1, **{"refresh.samples": self.samples})
+        super().__post_init__()
         if isinstance(self.every, int):
-            at_least(1, **{"refresh.every": self.every})
+            count(**{"refresh.every": self.every})
         elif self.every != "task":
             raise InputError(
                 f"refresh.every={self.every}; give a number of stream batches, or task."
@@ -239,7 +255,7 @@ class RefreshOptions:
 
 
 @dataclass(frozen=True)
-class CallbackOptions:
+class CallbackOptions(Options):
     """When a callback of somebody else's trainer refreshes a rule.
 
     Args:
@@ -247,15 +263,12 @@ class CallbackOptions:
         samples: examples per refresh; None for all that the source gives.
     """
 
-    every: int = 30
-    samples: int | None = 100
-
-    def __post_init__(self) -> None:
-        count(every=self.every, samples=self.samples)
+    every: Count = 30
+    samples: Count | None = 100
 
 
 @dataclass(frozen=True)
-class LossOptions:
+class LossOptions(Options, prefix="loss."):
     """Weights inside the replay losses; each loss takes those it knows.
 
     Args:
@@ -266,15 +279,11 @@ class LossOptions:
         teacher_every: DER as in the paper: stream batches between snapshots.
     """
 
-    alpha: float = 0.5
-    rho: float = 0.1
-    replay_weight: float = 1.0
-    logit_weight: float = 1.0
-    teacher_every: int = 10
-
-    def __post_init__(self) -> None:
-        at_least(0, **{f"loss.{f.name}": getattr(self, f.name) for f in dataclasses.fields(self)})
-        at_least(1, **{"loss.teacher_every": self.teacher_every})
+    alpha: Amount = 0.5
+    rho: Amount = 0.1
+    replay_weight: Amount = 1.0
+    logit_weight: Amount = 1.0
+    teacher_every: Count = 10
 
 
 PREQUENTIAL_FADING = 0.995  # per example: the accuracy of the last 200 or so
@@ -282,7 +291,7 @@ PREDICTORS = ("average", "online", "both", "blend")
 
 
 @dataclass(frozen=True)
-class AveragingOptions:
+class AveragingOptions(Options, prefix="averaging."):
     """Averaging of the weights (docs/averaging.md).
 
     Args:
@@ -291,18 +300,13 @@ class AveragingOptions:
         predict: average, online, both (mean of their probabilities) or blend (weighted mean).
     """
 
-    momentum: float = 0.997
-    start: str = "debiased"
-    predict: str = "blend"
-
-    def __post_init__(self) -> None:
-        below(1, **{"averaging.momentum": self.momentum})
-        one_of(("debiased", "copy"), **{"averaging.start": self.start})
-        one_of(PREDICTORS, **{"averaging.predict": self.predict})
+    momentum: Decay = 0.997
+    start: Annotated[str, partial(one_of, ("debiased", "copy"))] = "debiased"
+    predict: Annotated[str, partial(one_of, PREDICTORS)] = "blend"
 
 
 @dataclass(frozen=True)
-class DistillationOptions:
+class DistillationOptions(Options, prefix="distillation."):
     """The average of the weights as a teacher.
 
     Args:
@@ -311,21 +315,13 @@ class DistillationOptions:
         on: replay, or all: incoming examples too.
     """
 
-    weight: float = 0.0
-    temperature: float = 2.0
-    on: str = "replay"
-
-    def __post_init__(self) -> None:
-        at_least(0, **{"distillation.weight": self.weight})
-        if not 0 < self.temperature < float("inf"):
-            raise InputError(
-                f"distillation.temperature={self.temperature}; give a finite number above 0."
-            )
-        one_of(("replay", "all"), **{"distillation.on": self.on})
+    weight: Amount = 0.0
+    temperature: Positive = 2.0
+    on: Annotated[str, partial(one_of, ("replay", "all"))] = "replay"
 
 
 @dataclass(frozen=True)
-class LearnerOptions:
+class LearnerOptions(Options):
     """How a learner learns from a stream batch.
 
     Args:
@@ -336,25 +332,15 @@ class LearnerOptions:
         refresh_samples: n in the paper; as good as the whole memory (docs/speed.md).
     """
 
-    lr: float = 0.1
-    steps_per_batch: int = 3
-    replay_batch: int = 10
-    capacity: int = 2000
-    refresh_samples: int | None = 100
-
-    def __post_init__(self) -> None:
-        at_least(0, lr=self.lr)
-        at_least(
-            1,
-            steps_per_batch=self.steps_per_batch,
-            replay_batch=self.replay_batch,
-            capacity=self.capacity,
-            refresh_samples=self.refresh_samples,
-        )
+    lr: Amount = 0.1
+    steps_per_batch: Count = 3
+    replay_batch: Count = 10
+    capacity: Count = 2000
+    refresh_samples: Count | None = 100
 
 
 @dataclass(frozen=True)
-class DurableOptions:
+class DurableOptions(Options):
     """How a learner is kept on disk (docs/serve.md).
 
     Whatever the budgets say, the two newest snapshots and the events after the older one stay.
@@ -373,35 +359,21 @@ class DurableOptions:
         prequential: predict every batch before it is learned, for accuracy and guards.
     """
 
-    snapshot_every: int = 100
-    keep_snapshots: int = 5
-    keep_events: int = 1000
-    keep_days: float | None = None
-    keep_bytes: int | None = None
-    keep_history: int = 1_000_000
-    queue_events: int = 1000
-    queue_bytes: int = 256 * 2**20
-    kept_inputs: int = 100_000
-    kept_bytes: int = 256 * 2**20
+    snapshot_every: Count = 100
+    keep_snapshots: Annotated[int, partial(count, 2)] = 5
+    keep_events: Count = 1000
+    keep_days: Amount | None = None
+    keep_bytes: Count | None = None
+    keep_history: Count = 1_000_000
+    queue_events: Count = 1000
+    queue_bytes: Count = 256 * 2**20
+    kept_inputs: Count = 100_000
+    kept_bytes: Count = 256 * 2**20
     prequential: bool = True
-
-    def __post_init__(self) -> None:
-        count(
-            snapshot_every=self.snapshot_every,
-            keep_events=self.keep_events,
-            keep_bytes=self.keep_bytes,
-            keep_history=self.keep_history,
-            queue_events=self.queue_events,
-            queue_bytes=self.queue_bytes,
-            kept_inputs=self.kept_inputs,
-            kept_bytes=self.kept_bytes,
-        )
-        count(2, keep_snapshots=self.keep_snapshots)
-        at_least(0, keep_days=self.keep_days)
 
 
 @dataclass(frozen=True)
-class GuardOptions:
+class GuardOptions(Options, prefix="guard."):
     """What a guard watches, and what it does then.
 
     Args:
@@ -412,24 +384,21 @@ class GuardOptions:
         window: examples looked at; nothing is judged before there are as many.
     """
 
-    action: str = "stop"
+    action: Annotated[str, partial(one_of, ("stop", "rollback"))] = "stop"
     finite: bool = True
-    accuracy: float | None = None
+    accuracy: Share | None = None
     recall: tuple[tuple[str | int, float], ...] = ()
-    window: int = 200
+    window: Count = 200
 
     def __post_init__(self) -> None:
-        one_of(("stop", "rollback"), **{"guard.action": self.action})
-        count(**{"guard.window": self.window})
-        bounds = {f"guard.recall[{label!r}]": least for label, least in self.recall}
-        if self.accuracy is not None:
-            bounds["guard.accuracy"] = self.accuracy
-        at_least(0, **bounds)
-        at_most(1, **bounds)
+        super().__post_init__()
+        for label, least in self.recall:
+            at_least(0, **{f"guard.recall[{label!r}]": least})
+            at_most(1, **{f"guard.recall[{label!r}]": least})
 
 
 @dataclass(frozen=True)
-class ServeOptions:
+class ServeOptions(Options):
     """Limits of a server.
 
     Args:
@@ -439,15 +408,7 @@ class ServeOptions:
         connections: requests at the same time; more get 503.
     """
 
-    body_bytes: int = 16 * 2**20
-    batch: int = 1000
-    wait_seconds: float = 30.0
-    connections: int = 200
-
-    def __post_init__(self) -> None:
-        count(
-            body_bytes=self.body_bytes,
-            batch=self.batch,
-            connections=self.connections,
-        )
-        at_least(0, wait_seconds=self.wait_seconds)
+    body_bytes: Count = 16 * 2**20
+    batch: Count = 1000
+    wait_seconds: Amount = 30.0
+    connections: Count = 200

@@ -15,25 +15,30 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import yaml
 
 from proxreplay.errors import DataError, InputError
 from proxreplay.options import (
+    Amount,
     AveragingOptions,
+    Count,
     DistillationOptions,
     FloorOptions,
     KroneckerOptions,
     LearnerOptions,
     LossOptions,
     LPROptions,
+    Options,
     ProjectionOptions,
     RefreshOptions,
     StepOptions,
     at_least,
     at_most,
+    count,
     one_of,
 )
 
@@ -43,7 +48,7 @@ _SIGNED = "# sha256 of these settings: "
 
 
 @dataclass(frozen=True)
-class StreamSettings:
+class StreamSettings(Options, prefix="stream."):
     """Where the examples come from and in which order; None is what the benchmark says.
 
     Args:
@@ -60,28 +65,26 @@ class StreamSettings:
     """
 
     data: str | None = None
-    scenario: str | None = None
-    tasks: int | None = None
-    disjoint: float = 0.5
-    blur: float = 0.1
-    short_last: str = "buffer_only"
-    first: int | None = None
-    limit: int | None = None
-    image_size: int | None = None
+    scenario: Annotated[str | None, partial(one_of, ("class", "domain", "blurry", "iid", None))] = (
+        None
+    )
+    tasks: Count | None = None
+    disjoint: Amount = 0.5
+    blur: Amount = 0.1
+    short_last: Annotated[str, partial(one_of, ("buffer_only", "train", "drop"))] = "buffer_only"
+    first: Count | None = None
+    limit: Count | None = None
+    image_size: Count | None = None
     augment: bool | str | None = None
 
     def __post_init__(self) -> None:
-        one_of(("class", "domain", "blurry", "iid", None), **{"stream.scenario": self.scenario})
-        one_of(("buffer_only", "train", "drop"), **{"stream.short_last": self.short_last})
+        super().__post_init__()
         if isinstance(self.augment, str):
             one_of(("crop",), **{"stream.augment": self.augment})
-        at_least(1, **{"stream.tasks": self.tasks, "stream.image_size": self.image_size})
-        at_least(1, **{"stream.limit": self.limit, "stream.first": self.first})
-        at_least(0, **{"stream.disjoint": self.disjoint, "stream.blur": self.blur})
 
 
 @dataclass(frozen=True)
-class DiagnosticsSettings:
+class DiagnosticsSettings(Options, prefix="diagnostics."):
     """What is recorded in addition; it costs time and changes nothing else about a run.
 
     Args:
@@ -91,18 +94,14 @@ class DiagnosticsSettings:
         prequential: predict every stream batch before it is learned.
     """
 
-    drift: str | None = None
-    gradients_every: int | None = None
+    drift: Annotated[str | None, partial(one_of, ("paper", "authors", None))] = None
+    gradients_every: Count | None = None
     spectrum: bool = False
     prequential: bool = False
 
-    def __post_init__(self) -> None:
-        one_of(("paper", "authors", None), **{"diagnostics.drift": self.drift})
-        at_least(1, **{"diagnostics.gradients_every": self.gradients_every})
-
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Options):
     """Everything that decides what a run computes.
 
     Args:
@@ -125,15 +124,15 @@ class RunConfig:
 
     benchmark: str
     method: str
-    seed: int = 0
-    lr: float = LearnerOptions.lr
-    capacity: int | None = LearnerOptions.capacity
-    batch_size: int = 10
-    replay_batch: int = LearnerOptions.replay_batch
-    steps_per_batch: int = LearnerOptions.steps_per_batch
-    eval_every: int = 1
+    seed: Annotated[int, partial(at_least, 0), partial(at_most, 2**63 - 1)] = 0
+    lr: Amount = LearnerOptions.lr
+    capacity: Count | None = LearnerOptions.capacity
+    batch_size: Count = 10
+    replay_batch: Count = LearnerOptions.replay_batch
+    steps_per_batch: Count = LearnerOptions.steps_per_batch
+    eval_every: Count = 1
     test: bool = True
-    threads: int = 1
+    threads: Annotated[int, partial(count, 1), partial(at_most, MAX_THREADS)] = 1
     device: str = "cpu"
     compile: bool = False
     network: str | None = None
@@ -148,20 +147,6 @@ class RunConfig:
     projection: ProjectionOptions = field(default_factory=ProjectionOptions)
     floor: FloorOptions = field(default_factory=FloorOptions)
     diagnostics: DiagnosticsSettings = field(default_factory=DiagnosticsSettings)
-
-    def __post_init__(self) -> None:
-        at_least(0, seed=self.seed, lr=self.lr)
-        at_least(
-            1,
-            capacity=self.capacity,
-            batch_size=self.batch_size,
-            replay_batch=self.replay_batch,
-            steps_per_batch=self.steps_per_batch,
-            eval_every=self.eval_every,
-            threads=self.threads,
-        )
-        at_most(MAX_THREADS, threads=self.threads)
-        at_most(2**63 - 1, seed=self.seed)
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
         """The same configuration with some values replaced.
@@ -344,7 +329,8 @@ _UNSET = {"refresh.samples": ("none", "all")}  # words for a value that is not t
 
 
 def _coerce(value: Any, hint: Any, key: str) -> Any:
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    options = typing.get_args(hint) if union else (hint,)
     if type(None) in options and value in (None, *_UNSET.get(key, ("none",))):
         return None
     if type(value) in options:
