@@ -24,7 +24,7 @@ OnBenchmark = Annotated[
 def benchmarks(data_root: DataRoot = None) -> None:
     """List the benchmarks: what each is made of, and whether its data is there."""
     from proxreplay.cli.text import terminal
-    from proxreplay.experiments.benchmarks import BENCHMARKS, CUSTOM, CUSTOM_DEFAULTS
+    from proxreplay.experiments.benchmarks import BENCHMARKS, CUSTOM, Defaults
 
     headings = ("Benchmark", "Stream", "S", "Memory", "Settings", "Data")
     table = _table(*headings)
@@ -41,7 +41,7 @@ def benchmarks(data_root: DataRoot = None) -> None:
             "paper" if benchmark.from_paper else "defaults",
             "there" if data.found else "missing",
         )
-    own = (str(CUSTOM_DEFAULTS.steps_per_batch), str(CUSTOM_DEFAULTS.capacity))
+    own = (str(Defaults.steps_per_batch), str(Defaults.capacity))
     table.add_row(CUSTOM, "--data PATH --tasks N", *own, "defaults", "yours")
     console = terminal()
     console.print(table)

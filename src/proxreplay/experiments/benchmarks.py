@@ -9,18 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxreplay.data.catalog import (
-    Status,
-    cifar10,
-    cifar100,
-    clear10,
-    digits,
-    fashion_mnist,
-    find_dataset,
-    mnist,
-    pacs,
-    tinyimagenet,
-)
+from proxreplay.data.catalog import Status, find_dataset
 from proxreplay.data.scenarios import ClassIncremental, DomainIncremental, Scenario, ShortLast
 from proxreplay.data.transforms import Transform
 from proxreplay.errors import InputError
@@ -35,8 +24,7 @@ else:
     models = LazyModule("proxreplay.models")
 
 CUSTOM = "custom"
-Loader = Callable[[str | Path | None], "Dataset"]
-NetworkBuilder = Callable[[int | None], "nn.Module"]
+UNTUNED_LR = 0.05
 
 
 @dataclass(frozen=True)
@@ -61,36 +49,45 @@ class MethodSettings:
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class Defaults:
+    """What a benchmark starts from where nothing else is said, such as one of your own data.
+
+    Args:
+        steps_per_batch: SGD steps per stream batch, S in the paper.
+        capacity: of the memory.
+        settings: hyper-parameters by method; by default one learning rate for all of them.
+    """
+
+    steps_per_batch: int = 3
+    capacity: int = 500
+    settings: Mapping[str, MethodSettings] = field(
+        default_factory=lambda: {"er": MethodSettings(UNTUNED_LR)}
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark(Defaults):
     """Everything that turns a name into a stream and a network.
 
     Args:
         name: as users write it.
-        data: name of the data set, as in ``proxreplay data fetch``.
-        loader: the data set, given the data root.
+        data: name of the data set, as in ``proxreplay data fetch``, or the data set itself.
         scenario: how it becomes a stream.
-        builder: a fresh network, given ``num_classes`` (None for a growing head).
+        network: makes a fresh network, given ``num_classes`` (None for a growing head).
         transform: from stored inputs to what the network sees.
-        steps_per_batch: SGD steps per stream batch, S in the paper.
-        capacity: of the memory.
-        settings: hyper-parameters by method.
         from_paper: whether the settings are the paper's.
     """
 
     name: str
-    data: str
-    loader: Loader
+    data: "str | Dataset"
     scenario: Scenario
-    builder: NetworkBuilder
+    network: "Callable[[int | None], nn.Module]"
     transform: Transform
-    steps_per_batch: int
-    capacity: int
-    settings: Mapping[str, MethodSettings]
     from_paper: bool = False
 
     def load(self, data_root: str | Path | None = None) -> "Dataset":
         """The data set; see `proxreplay.data.roots.data_root` for where it is looked for."""
-        return self.loader(data_root)
+        return find_dataset(self.data)(data_root) if isinstance(self.data, str) else self.data
 
     def stream(
         self,
@@ -102,30 +99,11 @@ class Benchmark:
         """The stream that a seed gives."""
         return self.scenario.stream(dataset, seed, batch_size, short_last)
 
-    def network(self, num_classes: int | None = None) -> "nn.Module":
-        """A fresh network, with a growing head unless ``num_classes`` fixes it."""
-        return self.builder(num_classes)
-
     def status(self, data_root: str | Path | None = None) -> Status:
         """Whether the data is there, where it was looked for and how to get it."""
+        assert isinstance(self.data, str)  # only those with a name are asked
         return find_dataset(self.data).status(data_root)
 
-
-def untuned(lr: float) -> Mapping[str, MethodSettings]:
-    """One learning rate for every method; everything else as in `proxreplay.options`."""
-    return {"er": MethodSettings(lr)}
-
-
-@dataclass(frozen=True)
-class Defaults:
-    """What a benchmark made from your own data starts from."""
-
-    capacity: int = 500
-    steps_per_batch: int = 3
-    settings: Mapping[str, MethodSettings] = field(default_factory=lambda: untuned(0.05))
-
-
-CUSTOM_DEFAULTS = Defaults()
 
 # Strengths by `proxreplay sweep split-digits --method lpr-X --seed 5` over the paper's omega_0,
 # except ER's, which is the demo's. With only some 320 steps, the average is a shorter one.
@@ -169,55 +147,41 @@ _BENCHMARKS = (
     Benchmark(
         name="split-digits",
         data="digits",
-        loader=digits,
         scenario=ClassIncremental(tasks=5),
-        builder=lambda num_classes: models.mlp(64, num_classes),
+        network=lambda num_classes: models.mlp(64, num_classes),
         transform=Transform(scale=16.0, mean=(0.305,), std=(0.376,)),
-        steps_per_batch=3,
         capacity=50,
         settings=_DIGITS_SETTINGS,
     ),
     Benchmark(
         name="split-mnist",
         data="mnist",
-        loader=mnist,
         scenario=ClassIncremental(tasks=5),
-        builder=lambda num_classes: models.mlp(28 * 28, num_classes),
+        network=lambda num_classes: models.mlp(28 * 28, num_classes),
         transform=Transform(scale=255.0, mean=(0.1307,), std=(0.3081,)),
-        steps_per_batch=3,
-        capacity=500,
-        settings=untuned(lr=0.05),
     ),
     Benchmark(
         name="split-fashion",
         data="fashion-mnist",
-        loader=fashion_mnist,
         scenario=ClassIncremental(tasks=5),
-        builder=lambda num_classes: models.mlp(28 * 28, num_classes),
+        network=lambda num_classes: models.mlp(28 * 28, num_classes),
         transform=Transform(scale=255.0, mean=(0.2860,), std=(0.3530,)),
-        steps_per_batch=3,
-        capacity=500,
-        settings=untuned(lr=0.05),
     ),
     Benchmark(
         name="split-cifar10",
         data="cifar10",
-        loader=cifar10,
         scenario=ClassIncremental(tasks=5),
-        builder=lambda num_classes: models.slim_resnet18(num_classes),
+        network=lambda num_classes: models.slim_resnet18(num_classes),
         transform=Transform(
             255.0, _CIFAR10_MEAN, std=(0.2470, 0.2435, 0.2616), crop_padding=4, flip=True
         ),
-        steps_per_batch=3,
-        capacity=500,
         settings=_CIFAR100_SETTINGS,
     ),
     Benchmark(
         name="split-cifar100",
         data="cifar100",
-        loader=cifar100,
         scenario=ClassIncremental(tasks=20),
-        builder=lambda num_classes: models.slim_resnet18(num_classes),
+        network=lambda num_classes: models.slim_resnet18(num_classes),
         transform=Transform(
             255.0,
             mean=(0.5071, 0.4865, 0.4409),
@@ -225,7 +189,6 @@ _BENCHMARKS = (
             crop_padding=4,
             flip=True,
         ),
-        steps_per_batch=3,
         capacity=2000,
         settings=_CIFAR100_SETTINGS,
         from_paper=True,
@@ -233,9 +196,8 @@ _BENCHMARKS = (
     Benchmark(
         name="split-tinyimagenet",
         data="tinyimagenet",
-        loader=tinyimagenet,
         scenario=ClassIncremental(tasks=20),
-        builder=lambda num_classes: models.slim_resnet18(num_classes, image_size=64),
+        network=lambda num_classes: models.slim_resnet18(num_classes, image_size=64),
         transform=Transform(  # the paper's code normalises with CIFAR-10's constants
             255.0, _CIFAR10_MEAN, std=(0.2023, 0.1994, 0.2010), crop_padding=8, flip=True
         ),
@@ -247,9 +209,8 @@ _BENCHMARKS = (
     Benchmark(
         name="online-clear",
         data="clear10",
-        loader=clear10,
         scenario=DomainIncremental(),
-        builder=lambda num_classes: models.resnet18(num_classes),
+        network=lambda num_classes: models.resnet18(num_classes),
         transform=Transform(255.0, _IMAGENET_MEAN, _IMAGENET_STD, flip=True, crop_size=224),
         steps_per_batch=10,
         capacity=2000,
@@ -259,13 +220,9 @@ _BENCHMARKS = (
     Benchmark(
         name="domain-pacs",
         data="pacs",
-        loader=pacs,
         scenario=DomainIncremental(order=("photo", "art_painting", "cartoon", "sketch")),
-        builder=lambda num_classes: models.slim_resnet18(num_classes, image_size=64),
+        network=lambda num_classes: models.slim_resnet18(num_classes, image_size=64),
         transform=Transform(255.0, _IMAGENET_MEAN, _IMAGENET_STD, crop_padding=8, flip=True),
-        steps_per_batch=3,
-        capacity=500,
-        settings=untuned(lr=0.05),
     ),
 )
 BENCHMARKS: Mapping[str, Benchmark] = {b.name: b for b in _BENCHMARKS}

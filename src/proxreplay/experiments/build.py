@@ -15,7 +15,7 @@ from proxreplay.distributed import current
 from proxreplay.errors import InputError
 from proxreplay.experiments.benchmarks import CUSTOM, Benchmark
 from proxreplay.experiments.config import RunConfig
-from proxreplay.experiments.recipes import AVERAGED_SUFFIX, METHODS, Method, RuleInputs, find_method
+from proxreplay.experiments.recipes import AVERAGED_SUFFIX, METHODS, Method, find_method
 from proxreplay.models import load_network
 from proxreplay.replay import (
     ClassBalancedMemory,
@@ -89,7 +89,7 @@ def build_learner(
     return Learner(
         network,
         _memory(config),
-        method.rule(RuleInputs(network, config, steps)) if method.rule is not None else None,
+        None if method.rule is None else method.rule(network, config, steps),
         loss=_loss(config, method),
         averaging=config.averaging if method.averaged else None,
         lr=config.lr,
@@ -106,26 +106,17 @@ def build_learner(
 
 
 def _floor(
-    config: RunConfig,
-    benchmark: Benchmark,
-    dataset: Dataset,
-    statistic: Statistic,
+    config: RunConfig, benchmark: Benchmark, dataset: Dataset, statistic: Statistic
 ) -> Floor:
     if config.diagnostics.drift is not None:
         raise InputError(
             f"diagnostics.drift={config.diagnostics.drift}: {config.method} trains no network that "
             "could drift; leave it out."
         )
-    shape = tuple(dataset.train.inputs.shape[1:])
+    shape, device = tuple(dataset.train.inputs.shape[1:]), _device(config.device)
     with seeded(config.seed, "model"):
-        return Floor(
-            statistic,
-            _memory(config),
-            shape,
-            benchmark.transform,
-            _device(config.device),
-            config.seed,
-        )
+        memory = _memory(config)
+        return Floor(statistic, memory, shape, benchmark.transform, device, config.seed)
 
 
 def _memory(config: RunConfig) -> Memory:

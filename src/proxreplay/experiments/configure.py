@@ -14,8 +14,8 @@ from proxreplay.data.scenarios import (
 from proxreplay.errors import InputError
 from proxreplay.experiments.benchmarks import (
     CUSTOM,
-    CUSTOM_DEFAULTS,
     Benchmark,
+    Defaults,
     MethodSettings,
     find_benchmark,
 )
@@ -39,7 +39,7 @@ def configure(benchmark_name: str, method_name: str, *layers: Mapping[str, Any])
         layers: values by dotted key, the later ones stronger (a file, then ``--set``).
     """
     method = find_method(method_name)
-    defaults = CUSTOM_DEFAULTS if benchmark_name == CUSTOM else find_benchmark(benchmark_name)
+    defaults = Defaults() if benchmark_name == CUSTOM else find_benchmark(benchmark_name)
     config = RunConfig(benchmark_name, method.name).with_values(
         {"capacity": defaults.capacity, "steps_per_batch": defaults.steps_per_batch}
     )

@@ -11,7 +11,7 @@ from proxreplay.data.arrays import from_npz
 from proxreplay.data.scenarios import ClassIncremental, DomainIncremental, Scenario
 from proxreplay.data.trees import image_tree
 from proxreplay.errors import InputError
-from proxreplay.experiments.benchmarks import CUSTOM, CUSTOM_DEFAULTS, Benchmark
+from proxreplay.experiments.benchmarks import CUSTOM, Benchmark
 from proxreplay.models import load_network, mlp, slim_resnet18, small_cnn
 
 SMALLEST_FOR_RESNET = 25
@@ -27,8 +27,8 @@ def custom(
     network: str | None = None,
     image_size: int | None = None,
     augment: bool | str | None = None,
-    steps_per_batch: int = CUSTOM_DEFAULTS.steps_per_batch,
-    capacity: int = CUSTOM_DEFAULTS.capacity,
+    steps_per_batch: int = Benchmark.steps_per_batch,
+    capacity: int = Benchmark.capacity,
 ) -> Benchmark:
     """A benchmark from a folder or zip of images, or from an ``.npz`` file.
 
@@ -58,14 +58,12 @@ def custom(
         )
     return Benchmark(
         name=CUSTOM,
-        data=str(path),
-        loader=lambda data_root: dataset,
+        data=dataset,
         scenario=scenario or _default_scenario(dataset, tasks),
-        builder=lambda num_classes: _network(network, dataset, num_classes),
+        network=lambda num_classes: _network(network, dataset, num_classes),
         transform=transform,
         steps_per_batch=steps_per_batch,
         capacity=capacity,
-        settings=CUSTOM_DEFAULTS.settings,
     )
 
 

@@ -7,19 +7,12 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from proxreplay.errors import InputError
-from proxreplay.experiments.config import RunConfig
+from proxreplay.experiments.config import RunConfig, keys
 from proxreplay.lazy import LazyModule
-from proxreplay.options import (
-    KRONECKER_STEPS,
-    AveragingOptions,
-    DistillationOptions,
-    KroneckerOptions,
-    LPROptions,
-    StepOptions,
-)
+from proxreplay.options import KRONECKER_STEPS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,19 +32,8 @@ LONGER = 10.0  # learning rates of SGD: most of a gradient is in directions that
 AVERAGED_SUFFIX = "-avg"
 
 
-@dataclass(frozen=True)
-class RuleInputs:
-    """What a gradient rule is built from.
-
-    Args:
-        model: whose gradients it changes.
-        config: of the run.
-        steps: SGD steps of the whole stream, for schedules over it.
-    """
-
-    model: "nn.Module"
-    config: RunConfig
-    steps: int
+Rule = Callable[["nn.Module", RunConfig, int], "proximal.GradientRule"]
+"""From the model, the configuration and the SGD steps of the whole stream to a gradient rule."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +45,7 @@ class Method:
         label: as the paper prints it.
         about: one line for people.
         loss: from the configuration to the replay loss.
-        rule: the gradient rule, from what it may need to know; None for plain SGD.
+        rule: makes the gradient rule; None for plain SGD.
         averaged: whether the weights are averaged for prediction.
         values: configuration values that make it what it is.
         head: ``growing`` with a mask over unseen classes, or ``fixed`` with all classes.
@@ -80,7 +62,7 @@ class Method:
     label: str
     about: str
     loss: "Callable[[RunConfig], losses.Loss]"
-    rule: "Callable[[RuleInputs], proximal.GradientRule] | None" = None
+    rule: Rule | None = None
     averaged: bool = False
     values: Mapping[str, Any] = field(default_factory=dict)
     head: Literal["growing", "fixed"] = "growing"
@@ -93,34 +75,19 @@ class Method:
     floor: "Callable[[RunConfig], floors.Statistic] | None" = None
 
 
-_REFRESH_KEYS = ("refresh.every", "refresh.samples")
-_STEP_KEYS = tuple(f"step.{f.name}" for f in dataclasses.fields(StepOptions))
-_LPR_KEYS = (
-    *(f"lpr.{f.name}" for f in dataclasses.fields(LPROptions)),
-    *_REFRESH_KEYS,
-    *_STEP_KEYS,
-)
-_KLPR_KEYS = (*(f"klpr.{f.name}" for f in dataclasses.fields(KroneckerOptions)), *_STEP_KEYS)
-_AVERAGING_KEYS = tuple(f"averaging.{f.name}" for f in dataclasses.fields(AveragingOptions))
-_DISTILLATION_KEYS = tuple(
-    f"distillation.{f.name}" for f in dataclasses.fields(DistillationOptions)
-)
+def _keys(*sections: str) -> tuple[str, ...]:
+    """Every key of these sections of the configuration."""
+    return tuple(key for key in keys() if key.startswith(sections))
+
+
 _SCOPE_KEYS = ("projection.norms", "projection.head")
 
 
-def _lpr(build: RuleInputs) -> "proximal.GradientRule":
-    own = build.config.lpr
-    return proximal.LPR(
-        build.model,
-        own.omega_0,
-        own.beta,
-        reference=cast(Literal["paper", "authors"], own.reference),
-        tolerance=own.tolerance,
-        rolling=own.rolling,
-        statistics=build.config.step if own.statistics == "step" else own.statistics,
-        level=own.level,
-        gradient=own.gradient,
-    )
+def _lpr(model: "nn.Module", config: RunConfig, steps: int) -> "proximal.GradientRule":
+    own = dataclasses.asdict(config.lpr)
+    if own["statistics"] == "step":
+        own["statistics"] = config.step
+    return proximal.LPR(model, **own)
 
 
 def _with_lpr(base: Method) -> Method:
@@ -130,15 +97,13 @@ def _with_lpr(base: Method) -> Method:
         label=f"LPR ({base.label})",
         about=f"{base.label} with gradients preconditioned by LPR",
         rule=_lpr,
-        uses=(*base.uses, *_LPR_KEYS),
+        uses=(*base.uses, *_keys("lpr.", "refresh.", "step.")),
     )
 
 
-def _kronecker(build: RuleInputs) -> "proximal.GradientRule":
-    own = dataclasses.asdict(build.config.klpr)
-    return proximal.KroneckerLPR(
-        build.model, **own, steps=build.config.step, seed=build.config.seed
-    )
+def _kronecker(model: "nn.Module", config: RunConfig, steps: int) -> "proximal.GradientRule":
+    own = dataclasses.asdict(config.klpr)
+    return proximal.KroneckerLPR(model, **own, steps=config.step, seed=config.seed)
 
 
 def _with_klpr(base: Method) -> Method:
@@ -151,7 +116,7 @@ def _with_klpr(base: Method) -> Method:
         rule=_kronecker,
         values={**base.values, **{f"step.{key}": value for key, value in steps.items()}},
         longer=LONGER,
-        uses=(*base.uses, *_KLPR_KEYS),
+        uses=(*base.uses, *_keys("klpr.", "step.")),
     )
 
 
@@ -180,17 +145,7 @@ def _as_ocar(
             **{"klpr.fisher": "exact", "klpr.norms": "plain", "lr": lr, **values},
             **{f"step.{key}": value for key, value in steps.items()},
         },
-        uses=(*base.uses, *_KLPR_KEYS),
-    )
-
-
-def _anytime(base: Method) -> Method:
-    """The headline recipe: the two-sided rule, and an average of the weights that predicts too."""
-    return dataclasses.replace(
-        _with_average(_with_klpr(base)),
-        name="anytime",
-        label="Anytime",
-        about="the recommended composition: KLPR (ER) averaged",
+        uses=(*base.uses, *_keys("klpr.", "step.")),
     )
 
 
@@ -201,65 +156,37 @@ def _with_average(base: Method) -> Method:
         label=f"{base.label} averaged",
         about=f"{base.label}; an average of the weights predicts too",
         averaged=True,
-        uses=(*base.uses, *_AVERAGING_KEYS, *_DISTILLATION_KEYS),
+        uses=(*base.uses, *_keys("averaging.", "distillation.")),
     )
 
 
-def _aop(build: RuleInputs) -> "proximal.GradientRule":
-    alpha = build.config.projection.alpha
-    schedule = proximal.AdaptiveAlpha(proximal.StreamProgress(build.steps))
-    return proximal.AOP(
-        build.model,
-        schedule if alpha is None else alpha,
-        norms=_norms_without_task_ends(build.config),
-        exclude=_excluded(build.config),
-    )
-
-
-def _owm(build: RuleInputs) -> "proximal.GradientRule":
-    alpha = build.config.projection.alpha
-    return proximal.OWM(
-        build.model,
-        1e-3 if alpha is None else alpha,
-        norms=_norms_without_task_ends(build.config),
-        exclude=_excluded(build.config),
-    )
-
-
-def _gpm(build: RuleInputs) -> "proximal.GradientRule":
-    own = build.config.projection
-    return proximal.GPM(
-        build.model,
-        own.energy,
-        accumulate=build.config.refresh.interval is None,
-        norms=cast(Literal["plain", "treat", "freeze"], own.norms),
-        exclude=_excluded(build.config),
-    )
-
-
-def _sgp(build: RuleInputs) -> "proximal.GradientRule":
-    own = build.config.projection
-    return proximal.SGP(
-        build.model,
-        own.energy,
-        scale=own.scale,
-        accumulate=build.config.refresh.interval is None,
-        norms=cast(Literal["plain", "treat", "freeze"], own.norms),
-        exclude=_excluded(build.config),
-    )
-
-
-def _excluded(config: RunConfig) -> tuple[type["nn.Module"], ...]:
-    return (heads.GrowingHead,) if config.projection.head == "free" else ()
-
-
-def _norms_without_task_ends(config: RunConfig) -> Literal["plain", "treat"]:
-    if config.projection.norms == "freeze":
+def _scope(config: RunConfig, *, task_ends: bool = False) -> dict[str, Any]:
+    """Which layers a projection leaves alone, or freezes at the first task end."""
+    own = config.projection
+    if own.norms == "freeze" and not task_ends:
         raise InputError(
             f"projection.norms=freeze: {config.method} has no task ends at which to freeze; give "
             "plain or treat."
         )
-    return cast(Literal["plain", "treat"], config.projection.norms)
+    return {"norms": own.norms, "exclude": (heads.GrowingHead,) if own.head == "free" else ()}
+
+
+def _aop(model: "nn.Module", config: RunConfig, steps: int) -> "proximal.GradientRule":
+    alpha: Any = config.projection.alpha
+    if alpha is None:
+        alpha = proximal.AdaptiveAlpha(proximal.StreamProgress(steps))
+    return proximal.AOP(model, alpha, **_scope(config))
+
+
+def _gpm(model: "nn.Module", config: RunConfig, steps: int) -> "proximal.GradientRule":
+    accumulate, scope = config.refresh.interval is None, _scope(config, task_ends=True)
+    return proximal.GPM(model, config.projection.energy, accumulate=accumulate, **scope)
+
+
+def _sgp(model: "nn.Module", config: RunConfig, steps: int) -> "proximal.GradientRule":
+    own, scope = config.projection, _scope(config, task_ends=True)
+    accumulate = config.refresh.interval is None
+    return proximal.SGP(model, own.energy, scale=own.scale, accumulate=accumulate, **scope)
 
 
 def _floor(
@@ -319,7 +246,7 @@ _BASE = [
         lambda c: losses.Er(),
         averaged=True,
         values={"averaging.start": "copy", "averaging.predict": "average"},
-        uses=_AVERAGING_KEYS,
+        uses=_keys("averaging."),
     ),
     Method(
         "lode",
@@ -333,7 +260,7 @@ _BASE = [
         "A-GEM",
         "stream only; gradients never oppose that of remembered examples",
         lambda c: losses.Finetune(),
-        rule=lambda build: proximal.AGEM(build.model, samples=build.config.projection.samples),
+        rule=lambda m, c, steps: proximal.AGEM(m, samples=c.projection.samples),
         replay=False,
         uses=("projection.samples",),
     ),
@@ -342,7 +269,7 @@ _BASE = [
         "ER + A-GEM",
         "ER; gradients never oppose that of the replayed examples",
         lambda c: losses.Er(),
-        rule=lambda build: proximal.AGEM.joint(build.model),
+        rule=lambda m, c, steps: proximal.AGEM.joint(m),
         replay=False,
     ),
     Method(
@@ -359,7 +286,7 @@ _BASE = [
         "OWM",
         "stream only; gradients orthogonal to earlier inputs",
         lambda c: losses.Finetune(),
-        rule=_owm,
+        rule=lambda m, c, steps: proximal.OWM(m, c.projection.alpha, **_scope(c)),
         replay=False,
         uses=("projection.alpha", *_SCOPE_KEYS),
         tuned_like=("aop",),
@@ -371,7 +298,7 @@ _BASE = [
         lambda c: losses.Finetune(),
         rule=_gpm,
         replay=False,
-        uses=("projection.energy", *_SCOPE_KEYS, *_REFRESH_KEYS),
+        uses=("projection.energy", *_SCOPE_KEYS, *_keys("refresh.")),
         task_ends=True,
         tuned_like=("aop",),
     ),
@@ -382,7 +309,7 @@ _BASE = [
         lambda c: losses.Finetune(),
         rule=_sgp,
         replay=False,
-        uses=("projection.energy", "projection.scale", *_SCOPE_KEYS, *_REFRESH_KEYS),
+        uses=("projection.energy", "projection.scale", *_SCOPE_KEYS, *_keys("refresh.")),
         task_ends=True,
         tuned_like=("aop",),
     ),
@@ -424,7 +351,12 @@ _OF_NAME = {base.name: base for base in _BASE}
 _PLAIN += [
     _as_ocar(_OF_NAME["er"], 7.0e-4, 0.139, 3.7e-8, {}),
     _as_ocar(_OF_NAME["er-ace"], 4.3e-4, 0.0567, 5.7e-10, {"loss.alpha": 0.591}),
-    _anytime(_OF_NAME["er"]),
+    dataclasses.replace(
+        _with_average(_with_klpr(_OF_NAME["er"])),
+        name="anytime",
+        label="Anytime",
+        about="the recommended composition: KLPR (ER) averaged",
+    ),
 ]
 _AVERAGED = [_with_average(method) for method in _PLAIN if not (method.averaged or method.floor)]
 METHODS: Mapping[str, Method] = {method.name: method for method in (*_PLAIN, *_AVERAGED)}
