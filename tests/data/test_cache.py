@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from proxreplay.data import cache
-from proxreplay.data.cache import Block, Decoded, Part, cached
+from proxreplay.data.cache import Block, Decoded, Split, cached
 from proxreplay.data.roots import cache_folder, user_cache
 from proxreplay.errors import DataError
 from tests.data.data_samples import everything_below, write, write_files
@@ -33,9 +33,9 @@ class Source:
             Block(pair, np.array([0, 1]), np.array([0, 0]))
             for pair in self.images.reshape(-1, 2, 1, 2, 2)
         )
-        test = Part(1, (1, 2, 2), [Block(self.images[:1], np.array([1]), np.array([0]))])
+        test = Split(1, (1, 2, 2), [Block(self.images[:1], np.array([1]), np.array([0]))])
         yield Decoded(
-            ("a", "b"), {"train": Part(self.announced, (1, 2, 2), blocks), "test": test}, ("d",)
+            ("a", "b"), {"train": Split(self.announced, (1, 2, 2), blocks), "test": test}, ("d",)
         )
 
     def load(self):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from proxreplay.data.sources import UNREADABLE, regular, walk_files
+from proxreplay.data.fingerprints import UNREADABLE, regular, walk_files
 from proxreplay.errors import DataError, ProxreplayError
 from proxreplay.locking import locked
 

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from proxreplay.data.datasets import Dataset, Examples
+from proxreplay.data.fingerprints import Fingerprint, fingerprint, is_unchanged, regular
 from proxreplay.data.roots import cache_folder
-from proxreplay.data.sources import Fingerprint, fingerprint, is_unchanged, regular
 from proxreplay.errors import DataError
 from proxreplay.locking import locked
 
@@ -61,8 +61,8 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of a data set (train, test or validation) on its way to disk, block by block.
+class Split:
+    """One split of a data set (train, test or validation) on its way to disk, block by block.
 
     Args:
         count: examples in all blocks together.
@@ -86,7 +86,7 @@ class Decoded:
     """
 
     classes: tuple[str, ...]
-    parts: Mapping[str, Part]
+    parts: Mapping[str, Split]
     domains: tuple[str, ...] = ()
 
 
@@ -186,7 +186,7 @@ def _remove(folder: Path, *, check_only: bool = False) -> None:
         folder.rmdir()
 
 
-def _write_part(folder: Path, part: str, content: Part, name: str) -> dict[str, Any]:
+def _write_part(folder: Path, part: str, content: Split, name: str) -> dict[str, Any]:
     """Write inputs block by block, so that memory stays small, then labels and domains."""
     shape = (content.count, *content.shape)
     labels, domains = [], []

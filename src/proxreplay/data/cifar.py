@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from proxreplay.data.archives import Files, Limits, open_files
-from proxreplay.data.cache import Block, Decoded, Part
+from proxreplay.data.cache import Block, Decoded, Split
 from proxreplay.errors import DataError
 
 IMAGE = (3, 32, 32)
@@ -55,7 +55,7 @@ def read(source: Path, layout: Layout) -> Iterator[Decoded]:
         for part, names in (("train", layout.train), ("test", layout.test)):
             count = sum(_records(layout, files, where[name]) for name in names)
             blocks = _blocks(layout, files, [where[name] for name in names], len(classes))
-            parts[part] = Part(count, IMAGE, blocks)
+            parts[part] = Split(count, IMAGE, blocks)
         yield Decoded(classes, parts)
 
 

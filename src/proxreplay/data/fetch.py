@@ -17,15 +17,15 @@ from urllib.request import Request, urlopen
 
 from proxreplay.data.archives import unpack
 from proxreplay.data.catalog import RemoteFile, find_dataset
+from proxreplay.data.fingerprints import file_digest
 from proxreplay.data.roots import data_root as resolve_root
-from proxreplay.data.sources import file_digest
 from proxreplay.errors import DataError, InputError
 
 CHUNK = 1 << 18
 MAX_BYTES = 16 * 2**30
 log = logging.getLogger(__name__)
 
-Progress = Callable[[str, int, int | None], None]  # file name, bytes there, bytes in all
+OnBytes = Callable[[str, int, int | None], None]  # file name, bytes there, bytes in all
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def fetch(
     data_root: str | Path | None = None,
     *,
     mirror: str | None = None,
-    progress: Progress | None = None,
+    progress: OnBytes | None = None,
     patience: Patience | None = None,
 ) -> list[Path]:
     """Download a data set; what is there already and right is left alone.
@@ -92,7 +92,7 @@ def _fetch_file(
     file: RemoteFile,
     root: Path,
     mirror: str | None,
-    progress: Progress | None,
+    progress: OnBytes | None,
     patience: Patience,
 ) -> Path:
     path = root / file.folder / file.name
@@ -118,7 +118,7 @@ def _fetch_file(
 class _Download:
     """One file, continued from its ``.part`` if there is one."""
 
-    def __init__(self, url: str, path: Path, progress: Progress | None, patience: Patience) -> None:
+    def __init__(self, url: str, path: Path, progress: OnBytes | None, patience: Patience) -> None:
         if urlsplit(url).scheme not in ("http", "https"):
             raise DataError(f"{url}: only http and https addresses are fetched.")
         self._url, self._path = url, path

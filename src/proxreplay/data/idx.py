@@ -15,8 +15,8 @@ from typing import IO, cast
 import numpy as np
 import numpy.typing as npt
 
-from proxreplay.data.cache import Block, Decoded, Part
-from proxreplay.data.sources import regular
+from proxreplay.data.cache import Block, Decoded, Split
+from proxreplay.data.fingerprints import regular
 from proxreplay.errors import DataError
 
 MAX_BYTES = 256 * 2**20  # the largest file here has 47 million
@@ -46,7 +46,7 @@ def read(folder: Path, names: Sequence[str], classes: tuple[str, ...]) -> Iterat
         if labels.max() >= len(classes):
             raise DataError(f"{path}: label {labels.max()} is above 9; get the file again.")
         shape = (1, *images.shape[1:])
-        parts[part] = Part(len(images), shape, [Block(images.reshape(-1, *shape), labels)])
+        parts[part] = Split(len(images), shape, [Block(images.reshape(-1, *shape), labels)])
     yield Decoded(classes, parts)
 
 

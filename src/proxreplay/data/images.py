@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from proxreplay.data.archives import Files
-from proxreplay.data.cache import Block, Part
+from proxreplay.data.cache import Block, Split
 from proxreplay.errors import DataError
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ class ImageFile:
     domain: int | None = None
 
 
-def image_part(files: Files, images: Sequence[ImageFile], size: int) -> Part:
+def image_split(files: Files, images: Sequence[ImageFile], size: int) -> Split:
     """Images on their way to disk, as RGB squares ``[3, size, size]``; see `decode`."""
-    return Part(len(images), (3, size, size), _blocks(files, images, size))
+    return Split(len(images), (3, size, size), _blocks(files, images, size))
 
 
 def _blocks(files: Files, images: Sequence[ImageFile], size: int) -> Iterator[Block]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from proxreplay.data.archives import Files, open_files
 from proxreplay.data.cache import Decoded, cached
 from proxreplay.data.datasets import Dataset
-from proxreplay.data.images import MAX_FILE_BYTES, SUFFIXES, ImageFile, image_part, open_image
+from proxreplay.data.images import MAX_FILE_BYTES, SUFFIXES, ImageFile, image_split, open_image
 from proxreplay.errors import DataError
 
 TEST_FRACTION = 0.2
@@ -81,7 +81,7 @@ def read(path: Path, image_size: int | None) -> Iterator[Decoded]:
         size = image_size or _common_size(files, [i for part in images.values() for i in part])
         yield Decoded(
             tuple(classes),
-            {part: image_part(files, members, size) for part, members in images.items()},
+            {part: image_split(files, members, size) for part, members in images.items()},
             tuple(domains),
         )
 

@@ -13,10 +13,10 @@ from typing import Any
 from proxreplay.batch import Batch
 from proxreplay.errors import InputError
 from proxreplay.options import PREQUENTIAL_FADING, count
+from proxreplay.replay.batching import stream_batches
 from proxreplay.replay.inputs import as_batch_of_one
 from proxreplay.replay.labels import is_one_label, plain
 from proxreplay.replay.parts import Learned
-from proxreplay.replay.sources import stream_batches
 
 MAJORITY, NO_CHANGE = "majority", "no_change"
 

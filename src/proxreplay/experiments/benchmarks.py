@@ -73,7 +73,7 @@ class Benchmark(Defaults):
         name: as users write it.
         data: name of the data set, as in ``proxreplay data fetch``, or the data set itself.
         scenario: how it becomes a stream.
-        network: makes a fresh network, given ``num_classes`` (None for a growing head).
+        builder: a fresh network, given ``num_classes`` (None for a growing head).
         transform: from stored inputs to what the network sees.
         from_paper: whether the settings are the paper's.
     """
@@ -81,7 +81,7 @@ class Benchmark(Defaults):
     name: str
     data: "str | Dataset"
     scenario: Scenario
-    network: "Callable[[int | None], nn.Module]"
+    builder: "Callable[[int | None], nn.Module]"
     transform: Transform
     from_paper: bool = False
 
@@ -98,6 +98,10 @@ class Benchmark(Defaults):
     ) -> "Stream":
         """The stream that a seed gives."""
         return self.scenario.stream(dataset, seed, batch_size, short_last)
+
+    def network(self, num_classes: int | None = None) -> "nn.Module":
+        """A fresh network, with a growing head unless ``num_classes`` fixes it."""
+        return self.builder(num_classes)
 
     def status(self, data_root: str | Path | None = None) -> Status:
         """Whether the data is there, where it was looked for and how to get it."""
@@ -148,7 +152,7 @@ _BENCHMARKS = (
         name="split-digits",
         data="digits",
         scenario=ClassIncremental(tasks=5),
-        network=lambda num_classes: models.mlp(64, num_classes),
+        builder=lambda num_classes: models.mlp(64, num_classes),
         transform=Transform(scale=16.0, mean=(0.305,), std=(0.376,)),
         capacity=50,
         settings=_DIGITS_SETTINGS,
@@ -157,21 +161,21 @@ _BENCHMARKS = (
         name="split-mnist",
         data="mnist",
         scenario=ClassIncremental(tasks=5),
-        network=lambda num_classes: models.mlp(28 * 28, num_classes),
+        builder=lambda num_classes: models.mlp(28 * 28, num_classes),
         transform=Transform(scale=255.0, mean=(0.1307,), std=(0.3081,)),
     ),
     Benchmark(
         name="split-fashion",
         data="fashion-mnist",
         scenario=ClassIncremental(tasks=5),
-        network=lambda num_classes: models.mlp(28 * 28, num_classes),
+        builder=lambda num_classes: models.mlp(28 * 28, num_classes),
         transform=Transform(scale=255.0, mean=(0.2860,), std=(0.3530,)),
     ),
     Benchmark(
         name="split-cifar10",
         data="cifar10",
         scenario=ClassIncremental(tasks=5),
-        network=lambda num_classes: models.slim_resnet18(num_classes),
+        builder=lambda num_classes: models.slim_resnet18(num_classes),
         transform=Transform(
             255.0, _CIFAR10_MEAN, std=(0.2470, 0.2435, 0.2616), crop_padding=4, flip=True
         ),
@@ -181,7 +185,7 @@ _BENCHMARKS = (
         name="split-cifar100",
         data="cifar100",
         scenario=ClassIncremental(tasks=20),
-        network=lambda num_classes: models.slim_resnet18(num_classes),
+        builder=lambda num_classes: models.slim_resnet18(num_classes),
         transform=Transform(
             255.0,
             mean=(0.5071, 0.4865, 0.4409),
@@ -197,7 +201,7 @@ _BENCHMARKS = (
         name="split-tinyimagenet",
         data="tinyimagenet",
         scenario=ClassIncremental(tasks=20),
-        network=lambda num_classes: models.slim_resnet18(num_classes, image_size=64),
+        builder=lambda num_classes: models.slim_resnet18(num_classes, image_size=64),
         transform=Transform(  # the paper's code normalises with CIFAR-10's constants
             255.0, _CIFAR10_MEAN, std=(0.2023, 0.1994, 0.2010), crop_padding=8, flip=True
         ),
@@ -210,7 +214,7 @@ _BENCHMARKS = (
         name="online-clear",
         data="clear10",
         scenario=DomainIncremental(),
-        network=lambda num_classes: models.resnet18(num_classes),
+        builder=lambda num_classes: models.resnet18(num_classes),
         transform=Transform(255.0, _IMAGENET_MEAN, _IMAGENET_STD, flip=True, crop_size=224),
         steps_per_batch=10,
         capacity=2000,
@@ -221,7 +225,7 @@ _BENCHMARKS = (
         name="domain-pacs",
         data="pacs",
         scenario=DomainIncremental(order=("photo", "art_painting", "cartoon", "sketch")),
-        network=lambda num_classes: models.slim_resnet18(num_classes, image_size=64),
+        builder=lambda num_classes: models.slim_resnet18(num_classes, image_size=64),
         transform=Transform(255.0, _IMAGENET_MEAN, _IMAGENET_STD, crop_padding=8, flip=True),
     ),
 )

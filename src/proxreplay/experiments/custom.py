@@ -60,7 +60,7 @@ def custom(
         name=CUSTOM,
         data=dataset,
         scenario=scenario or _default_scenario(dataset, tasks),
-        network=lambda num_classes: _network(network, dataset, num_classes),
+        builder=lambda num_classes: _network(network, dataset, num_classes),
         transform=transform,
         steps_per_batch=steps_per_batch,
         capacity=capacity,

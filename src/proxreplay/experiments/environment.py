@@ -1,13 +1,19 @@
-"""Where a run happened: versions, commit and hardware, for the record."""
+"""What is around a run: versions and hardware for the record, its log, its threads, its disk."""
 
+import errno
+import logging
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+from proxreplay.errors import StorageError
 
 
 def describe_environment(data_checksum: str) -> dict[str, Any]:
@@ -46,3 +52,48 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor()
+
+
+_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+
+
+@contextmanager
+def storage_trouble(folder: Path) -> Iterator[None]:
+    """A full disk or a read-only folder is told in one line; the way out is to make room."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _TROUBLE:
+            raise
+        raise StorageError(
+            f"{folder}: cannot write ({error.strerror}). What is there is intact; make room or "
+            f"choose another --out, then go on with: proxreplay resume {folder}"
+        ) from error
+
+
+@contextmanager
+def logging_to(path: Path) -> Iterator[None]:
+    """Write what proxreplay's loggers say to a file as well."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("proxreplay")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        handler.close()
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch use so many CPU threads inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -10,7 +10,8 @@ from proxreplay.evaluation import evaluate
 from proxreplay.experiments.build import build_learner, build_stream
 from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.configure import declared
-from proxreplay.experiments.run import evaluation_due, threads
+from proxreplay.experiments.environment import threads
+from proxreplay.experiments.run import evaluation_due
 from proxreplay.proximal.rules.layerwise import LayerwiseRule
 from proxreplay.replay import Learner
 from proxreplay.replay.floors import Floor

@@ -1,6 +1,5 @@
 """One run: a method learns one seed of a benchmark; it can be killed and continued."""
 
-import errno
 import json
 import logging
 import math
@@ -24,7 +23,6 @@ from proxreplay.errors import (
     DivergenceError,
     InputError,
     ProxreplayError,
-    StorageError,
 )
 from proxreplay.evaluation import evaluate_each
 from proxreplay.experiments.build import build_learner, build_stream
@@ -36,7 +34,12 @@ from proxreplay.experiments.checkpoint import (
 from proxreplay.experiments.config import RunConfig, differences
 from proxreplay.experiments.configure import declared
 from proxreplay.experiments.diagnose import Diagnostics
-from proxreplay.experiments.environment import describe_environment
+from proxreplay.experiments.environment import (
+    describe_environment,
+    logging_to,
+    storage_trouble,
+    threads,
+)
 from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.joint import NoJournal, check_same_start, evaluated_together
 from proxreplay.experiments.journal import Journal
@@ -128,7 +131,7 @@ def run(
     """
     stop, options = StopRequest() if stop is None else stop, options or RunOptions()
     processes = current().holding(replicated=True)
-    with _storage_trouble(folder), threads(config.threads), ExitStack() as held:
+    with storage_trouble(folder), threads(config.threads), ExitStack() as held:
         check_same_start(processes, config)
 
         def known() -> bool:
@@ -145,7 +148,7 @@ def run(
         def take_folder() -> None:
             if not known():
                 held.enter_context(owned(folder, config))
-            held.enter_context(_logging_to(folder / "log.txt"))
+            held.enter_context(logging_to(folder / "log.txt"))
             (folder / "failure.txt").unlink(missing_ok=True)
 
         def first(act: Callable[[], Any]) -> Any:
@@ -440,48 +443,3 @@ def evaluation_due(stream: Stream, position: int, every: int) -> bool:
     nearby = range(max(position - 3, 0), min(position + 2, len(stream)))
     around_switch = len({stream.task_at(p) for p in nearby}) > 1
     return (position + 1) % every == 0 or around_switch or position == len(stream) - 1
-
-
-_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
-
-
-@contextmanager
-def _storage_trouble(folder: Path) -> Iterator[None]:
-    """A full disk or a read-only folder is told in one line; the way out is to make room."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _TROUBLE:
-            raise
-        raise StorageError(
-            f"{folder}: cannot write ({error.strerror}). What is there is intact; make room or "
-            f"choose another --out, then go on with: proxreplay resume {folder}"
-        ) from error
-
-
-@contextmanager
-def _logging_to(path: Path) -> Iterator[None]:
-    """Write what proxreplay's loggers say to a file as well."""
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logger = logging.getLogger("proxreplay")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-        handler.close()
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Let torch use so many CPU threads inside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

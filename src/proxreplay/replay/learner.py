@@ -14,11 +14,12 @@ from proxreplay.errors import InputError
 from proxreplay.options import AveragingOptions, LearnerOptions, RefreshOptions, at_least, count
 from proxreplay.proximal.layers.calling import Caller
 from proxreplay.proximal.rules.base import GradientRule, seen_by
+from proxreplay.replay.admitting import Admitting
 from proxreplay.replay.averaging import DEFAULT_AVERAGING, EMA
+from proxreplay.replay.batching import stream_batches
 from proxreplay.replay.guard import Guard
 from proxreplay.replay.intake import Admitted
 from proxreplay.replay.losses import Loss, er, needs_of
-from proxreplay.replay.meeting import Meeting
 from proxreplay.replay.memory import ClassBalancedMemory, Memory
 from proxreplay.replay.parts import (
     Learned,
@@ -31,12 +32,11 @@ from proxreplay.replay.parts import (
 from proxreplay.replay.placement import compile_
 from proxreplay.replay.predicting import Transform, changing
 from proxreplay.replay.saving import Saving
-from proxreplay.replay.sources import stream_batches
 from proxreplay.replay.together import Together
 from proxreplay.replay.views import Provider, Views
 
 
-class Learner(Saving, Meeting):
+class Learner(Saving, Admitting):
     """Learns from a stream, one batch at a time, and can predict at every moment.
 
     Inputs are arrays or tensors ``[n, ...]``, or a dict or tuple of these, which are the keyword

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from proxreplay.batch import Batch, merged
 from proxreplay.errors import InputError
 from proxreplay.models.heads import INACTIVE_LOGIT
-from proxreplay.options import LossOptions, at_least
+from proxreplay.options import Amount, Count, LossOptions, Options, Share
 from proxreplay.replay.weights import (
     as_class_weight,
     at_least_tiny,
@@ -67,7 +67,7 @@ def needs_of(loss: Loss) -> Needs:
 
 
 @dataclass(frozen=True)
-class ReplayLoss(ABC):
+class ReplayLoss(Options, ABC):
     """A loss whose classes may have weights.
 
     Args:
@@ -79,6 +79,7 @@ class ReplayLoss(ABC):
     class_weight: Any = field(default=None, kw_only=True, metadata={"added": True})
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "class_weight", as_class_weight(self.class_weight))
 
     def __call__(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
@@ -135,13 +136,8 @@ class ErAce(ReplayLoss):
         alpha: the share of the incoming batch.
     """
 
-    alpha: float = LossOptions.alpha
+    alpha: Share = LossOptions.alpha
     needs: ClassVar[Needs] = Needs()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.alpha <= 1:
-            raise InputError(f"ErAce: alpha={self.alpha}; give a number from 0 to 1.")
 
     def value(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
         """Two forwards: incoming, replay."""
@@ -171,14 +167,9 @@ class Lode(ReplayLoss):
         classes_per_task: ``c`` for the original form; None for the task-free one.
     """
 
-    rho: float = LossOptions.rho
-    classes_per_task: int | None = None
+    rho: Amount = LossOptions.rho
+    classes_per_task: Count | None = None
     needs: ClassVar[Needs] = Needs()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(0, rho=self.rho)
-        at_least(1, classes_per_task=self.classes_per_task)
 
     def value(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
         """Two forwards: incoming, replay."""
@@ -219,13 +210,9 @@ class Derpp(ReplayLoss):
         logit_weight: of the distance from the stored logits (the method's alpha).
     """
 
-    replay_weight: float = LossOptions.replay_weight
-    logit_weight: float = LossOptions.logit_weight
+    replay_weight: Amount = LossOptions.replay_weight
+    logit_weight: Amount = LossOptions.logit_weight
     needs: ClassVar[Needs] = Needs(draws=2, stored_logits=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(0, replay_weight=self.replay_weight, logit_weight=self.logit_weight)
 
     def value(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
         """Three forwards: incoming, first draw, second draw."""
@@ -254,14 +241,9 @@ class DerppSnapshot(ReplayLoss):
         every: stream batches between snapshots: after batches 0, every, 2 every, ...
     """
 
-    replay_weight: float = LossOptions.replay_weight
-    logit_weight: float = LossOptions.logit_weight
-    every: int = LossOptions.teacher_every
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(0, replay_weight=self.replay_weight, logit_weight=self.logit_weight)
-        at_least(1, every=self.every)
+    replay_weight: Amount = LossOptions.replay_weight
+    logit_weight: Amount = LossOptions.logit_weight
+    every: Count = LossOptions.teacher_every
 
     @property
     def needs(self) -> Needs:

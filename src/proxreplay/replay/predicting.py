@@ -18,10 +18,10 @@ from proxreplay.options import PREDICTORS, count, one_of
 from proxreplay.proximal.layers.calling import Called, Caller, logits_of
 from proxreplay.proximal.layers.capture import as_written, untouched
 from proxreplay.replay.averaging import EMA
+from proxreplay.replay.batching import stream_batches
 from proxreplay.replay.inputs import InputKind
 from proxreplay.replay.intake import Intake, Outputs
 from proxreplay.replay.placement import Placement
-from proxreplay.replay.sources import stream_batches
 
 Transform = Callable[[Any, torch.Generator | None], Any]
 

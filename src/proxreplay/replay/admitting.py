@@ -18,8 +18,8 @@ from proxreplay.replay.together import Together
 from proxreplay.replay.views import Provider, Views
 
 
-class Meeting(Predictor):
-    """The part of a `Learner` that meets batches and labels."""
+class Admitting(Predictor):
+    """The part of a `Learner` that lets batches in and meets their labels."""
 
     memory: Memory
     loss: Loss
