@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,13 +29,30 @@ COMMANDS = ("demo", "plan", "run", "resume", "compare", "sweep", "reproduce")
 COMMANDS += ("benchmarks", "methods", "settings", "report", "figure", "data fetch", "data check")
 
 
-def call(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, as from a shell."""
-    command = [sys.executable, "-m", "proxreplay", *words]
-    environment = {**os.environ, "COLUMNS": "100", "PROXREPLAY_DATA": ""}
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=cwd, env=environment
-    )
+Call = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Call:
+    """The command as typed in an empty folder; in this process, where torch is imported already."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("PROXREPLAY_DATA", "")
+
+    def typed(*words: str) -> "subprocess.CompletedProcess[str]":
+        monkeypatch.setattr(sys, "argv", ["proxreplay", *words])
+        before = signal.getsignal(signal.SIGINT)
+        try:
+            with pytest.raises(SystemExit) as left:
+                main()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(words, int(left.value.code or 0), said.out, said.err)
+
+    return typed
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -95,34 +113,24 @@ def test_version() -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_users_mistake_is_one_line_and_nothing_is_left(
-    words: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], message: str, tmp_path: Path, call: Call
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PROXREPLAY_DATA", "")
-    monkeypatch.setattr(sys, "argv", ["proxreplay", *words])
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(SystemExit) as left:
-        main()
-    signal.signal(signal.SIGINT, before)
-    assert left.value.code in (1, 2)
-    assert message in capsys.readouterr().err
+    outcome = call(*words)
+    assert outcome.returncode in (1, 2)
+    assert message in outcome.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    outcome = call("--debug", "run", "split-digts", cwd=tmp_path)
-    assert "Traceback" in outcome.stderr
+def test_debug_shows_the_traceback(call: Call) -> None:
+    with pytest.raises(InputError, match="split-digts"):
+        call("--debug", "run", "split-digts")
 
 
-def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    words = ["compare", "split-digits", "--methods", "er,lpr-er", "--seeds", "0-1", "--out", "s"]
-    words += ["--jobs", "2", "--set", "steps_per_batch=5"]
+def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path, call: Call) -> None:
+    words = ["compare", "split-digits", "--methods", "er,lpr-er", "--seeds", "0", "--out", "s"]
+    words += ["--set", "steps_per_batch=9", "--eval-every", "20"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "proxreplay", *words],
+        [sys.executable, "-m", "proxreplay", *words, "--jobs", "2"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -136,7 +144,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
     assert process.returncode == 130, errors
     assert "The same command again goes on" in errors
     assert "Traceback" not in errors
-    again = call(*words, cwd=tmp_path)
+    again = call(*words)  # with another engine
     assert again.returncode == 0
     assert "LPR (ER)" in again.stdout
 
@@ -156,12 +164,12 @@ def test_a_report_is_a_page_or_the_tables_alone(tmp_path: Path) -> None:
         assert out.read_text().lower().startswith(start)
 
 
-def test_a_failing_run_is_told_and_the_exit_code_says_so(tmp_path: Path) -> None:
+def test_a_failing_run_is_told_and_the_exit_code_says_so(tmp_path: Path, call: Call) -> None:
     taken = tmp_path / "s" / "runs" / "er-seed1"
     taken.mkdir(parents=True)
     (taken / "thesis.tex").write_text("precious")
     words = ["compare", "split-digits", "--methods", "er", "--seeds", "0-2", "--out", "s"]
-    outcome = call(*words, "--set", "steps_per_batch=1", "--eval-every", "50", cwd=tmp_path)
+    outcome = call(*words, "--set", "stream.limit=30", "--eval-every", "50")
     assert outcome.returncode == 1
     assert "1 of 3 runs failed" in outcome.stderr
     assert "not empty and holds no run" in outcome.stderr
@@ -206,7 +214,7 @@ def net(num_classes): return mlp(64, num_classes)
 """
 
 
-def test_code_that_only_a_file_names_is_not_executed(tmp_path: Path) -> None:
+def test_code_that_only_a_file_names_is_not_executed(tmp_path: Path, call: Call) -> None:
     (tmp_path / "evil.py").write_text(EVIL)
     config = configure("split-digits", "er", {"network": "evil.py:net", "stream.limit": 20})
     theirs = tmp_path / "theirs"
@@ -217,11 +225,11 @@ def test_code_that_only_a_file_names_is_not_executed(tmp_path: Path) -> None:
         ["run", "--config", "theirs/config.yaml"],
         ["plan", "split-digits", "--config", "theirs/config.yaml", "--method", "er"],
     ):
-        outcome = call(*words, cwd=tmp_path)
+        outcome = call(*words)
         assert outcome.returncode == 2
         assert "would be executed: network=evil.py:net" in outcome.stderr
         assert not (tmp_path / "executed").exists()
-    assert call("resume", "theirs", "--trust", cwd=tmp_path).returncode == 0
+    assert call("resume", "theirs", "--trust").returncode == 0
     assert (tmp_path / "executed").exists()
 
 
@@ -235,18 +243,18 @@ def test_resume_names_folders_it_cannot_read(tmp_path: Path) -> None:
     assert "1 of 2 run folders cannot be read" in outcome.stderr
 
 
-def test_names_are_neither_markup_nor_escape_codes(tmp_path: Path) -> None:
+def test_names_are_neither_markup_nor_escape_codes(call: Call) -> None:
     name = "x\x1b[31m[/x]"
-    outcome = call("run", "split-digits", "--set", "stream.limit=20", "--out", name, cwd=tmp_path)
+    outcome = call("run", "split-digits", "--set", "stream.limit=20", "--out", name)
     assert outcome.returncode == 0, outcome.stderr
     assert "\x1b" not in outcome.stdout + outcome.stderr
     assert r"x\x1b[31m[/x]" in outcome.stdout
 
 
-def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, call: Call) -> None:
     write_run(tmp_path / "run")
     (tmp_path / "file").touch()
-    outcome = call("figure", "accuracy", "run", "--out", "file", cwd=tmp_path)
+    outcome = call("figure", "accuracy", "run", "--out", "file")
     assert outcome.returncode == 2
     assert "file" in outcome.stderr
     assert "Traceback" not in outcome.stderr

@@ -20,8 +20,8 @@ from proxreplay.replay.memory import (
     ReservoirMemory,
     RingMemory,
     UnlimitedMemory,
-    distinct,
 )
+from proxreplay.replay.sampling import distinct
 from proxreplay.serialization import load_state, save_state
 
 KINDS: dict[str, Callable[[int], Memory]] = {
