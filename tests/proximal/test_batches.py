@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from proxreplay import LPR
 from proxreplay.errors import InputError
-from tests.reference import random
+from tests.reference import assert_same_state, random
 
 
 class Masked(nn.Module):
@@ -106,3 +106,11 @@ def test_examples_without_a_dimension_of_examples_are_not_counted_by_their_width
         LPR(nn.Linear(3, 2).double()).refresh([random(3), random(3, seed=1)])
     scalars = nn.Sequential(nn.Unflatten(0, (-1, 1)), nn.Linear(1, 2)).double()
     assert refreshed([random(5)], scalars).layers["1"].positions == 1
+
+
+def test_a_dict_whose_tensors_differ_in_length_is_named():
+    lpr = refreshed(random(6, 3))
+    before = lpr.state_dict()
+    with pytest.raises(InputError, match=r"differ in length \({'x': 4, 'mask': 5}\).*Masked fails"):
+        lpr.refresh({"x": random(6, 3), "mask": random(5, 3)})
+    assert_same_state(lpr.state_dict(), before)

@@ -128,7 +128,11 @@ def call(model: nn.Module, batch: Any) -> Any:
                 "A dict is the keyword arguments of one call; give all that forward needs, or say "
                 "which part of a batch that is, refresh(loader, inputs=...)."
             ) from error
-        return model(**batch)
+        try:
+            return model(**batch)
+        except (RuntimeError, IndexError) as error:
+            _check_lengths(model, batch, error)
+            raise
     if not _is_arguments(batch):
         return model(batch)
     try:
@@ -141,6 +145,16 @@ def call(model: nn.Module, batch: Any) -> Any:
             "refresh(loader, inputs=lambda batch: batch[0])."
         ) from error
     return model(*batch)
+
+
+def _check_lengths(model: nn.Module, batch: Mapping[str, Any], error: Exception) -> None:
+    """Name tensors of different length, which a model may refuse; some models want them."""
+    lengths = {name: len(v) for name, v in batch.items() if isinstance(v, Tensor) and v.ndim}
+    if len(set(lengths.values()) - {1}) > 1:
+        raise InputError(
+            f"refresh: the tensors of a dict differ in length ({lengths}), and "
+            f"{type(model).__name__} fails with them ({error}); give one row per example."
+        ) from error
 
 
 def count_samples(batch: Any, batch_dim: int = 0) -> int:
