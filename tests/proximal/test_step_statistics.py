@@ -132,6 +132,40 @@ def test_parts_of_a_model_that_are_called_alone_count_accumulated_batches(again)
     }
 
 
+class Reader(nn.Module):
+    """Reads sequences and looks at all outputs of an LSTM, or at its last states alone."""
+
+    def __init__(self, packed, last):
+        super().__init__()
+        self.packed, self.last = packed, last
+        self.lstm = nn.LSTM(3, 4, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        if self.packed:
+            lengths = torch.tensor([5, 3, 4, 5, 1, 2])
+            x = nn.utils.rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
+        outputs, (h, _) = self.lstm(x)
+        if self.last:
+            return self.head(h[-1])
+        if self.packed:
+            outputs = nn.utils.rnn.pad_packed_sequence(outputs, batch_first=True)[0]
+        return self.head(outputs.sum(1))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("last", [False, True], ids=["outputs", "last-state"])
+def test_recurrent_layers_are_seen_whatever_is_used_of_them(packed, last):
+    torch.manual_seed(0)
+    model = Reader(packed, last).double().train()
+    x, y = batch(shape=(5, 3))
+    expected = refreshed(model, x)
+    rule, optimizer = attached(model)
+    step_(model, optimizer, x, y)
+    assert_factors_equal(rule, expected)
+    assert not rule.untreated
+
+
 def evaluate_(model, x, y):
     model.eval()
     F.cross_entropy(model(x), y).backward()

@@ -203,8 +203,10 @@ class StepWatch:
         return Layout.of(call, two=self._two, where="statistics from steps")
 
     def _called(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        at = _first_tensor(output)
-        if not self._watching() or at is None or not at.requires_grad:
+        if not self._watching():
+            return
+        outputs = [one for one in _tensors(output) if one.requires_grad]
+        if not outputs:
             return
         forward = self._forward
         if forward is None or forward.over():  # some call parts of a model only
@@ -212,10 +214,11 @@ class StepWatch:
         whole = isinstance(output, Tensor)
         given = _detached(args), _detached(kwargs)
         call = _Call(self, forward, self._layout, name, module, *given, whole)
-        if self.fisher == "loss":
-            at.register_hook(call.arrived)
-        else:
-            forward.calls.append((call, get_gradient_edge(at)))
+        for at in outputs:  # of a recurrent layer, a model may use the last states alone
+            if self.fisher == "loss":
+                at.register_hook(call.arrived)
+            else:
+                forward.calls.append((call, get_gradient_edge(at)))
 
     def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Go back from the model's own predictions."""
@@ -432,11 +435,13 @@ def _takers(model: nn.Module) -> Iterator[nn.Module]:
         yield from _takers(child)
 
 
-def _first_tensor(output: Any) -> Tensor | None:
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """The tensors of an output, also those of packed sequences."""
     if isinstance(output, Tensor):
-        return output
-    parts = output if isinstance(output, tuple | list) else ()
-    return next((part for part in parts if isinstance(part, Tensor)), None)
+        yield output
+    elif isinstance(output, tuple | list):
+        for part in output:
+            yield from _tensors(part)
 
 
 def _detached(value: Any) -> Any:
