@@ -9,10 +9,10 @@ is had from a training step's own passes: nothing is run twice but one product p
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ from proxreplay.proximal.gram.rows import widened
 from proxreplay.proximal.layers.batches import count_samples
 from proxreplay.proximal.layers.capture import full_precision
 from proxreplay.proximal.layers.sites import Site
+
+
+SMALL = 2**16  # numbers that may be kept from a backward pass until the step
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,7 @@ class Brought:
         return M if self.left is None else self.left.mT @ M
 
 
-@dataclass(frozen=True)
-class Rowset:
+class Rowset(NamedTuple):
     """Which rows of a layer's input are those of incoming examples.
 
     Args:
@@ -64,6 +66,34 @@ class Rowset:
 
 
 Splitter = Callable[[Any, Tensor, Tensor, Rowset, Site], Brought]
+
+
+class Awaited(NamedTuple):
+    """What a call will have brought: the arguments of a splitter."""
+
+    split: Splitter
+    layer: nn.Module
+    x: Tensor
+    delta: Tensor
+    incoming: Rowset
+    site: Site
+
+    @property
+    def small(self) -> bool:
+        """Whether it costs no memory to wait until the step, where all are worked out together."""
+        few = self.x.numel() <= SMALL and self.delta.numel() <= SMALL
+        return few and isinstance(self.layer, nn.Linear)
+
+    @torch.no_grad()
+    def now(self) -> Brought:
+        """Work it out."""
+        with full_precision():
+            return self.split(self.layer, self.x, self.delta, self.incoming, self.site)
+
+    def linear(self) -> tuple[Tensor, Tensor]:
+        """Rows ``[k, d]`` and gradients ``[k, out]`` of a Linear layer."""
+        Z, D = self.incoming.of(self.x), self.incoming.of(self.delta)
+        return Z.reshape(-1, Z.shape[-1]), D.reshape(-1, D.shape[-1])
 
 
 def linear_brought(
@@ -157,13 +187,38 @@ def splittable(model: nn.Module, site: Site) -> bool:
     return alone and splitter_of(model.get_submodule(member.module)) is not None
 
 
+@dataclass(frozen=True)
+class WatchPlan:
+    """What there is to watch in a model, found once and used in many steps.
+
+    Args:
+        layers: sites with their layer and how its gradient is told apart.
+        norms: the BatchNorm layers of the model.
+    """
+
+    layers: tuple[tuple[Site, nn.Module, Splitter], ...]
+    norms: tuple[_BatchNorm, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module, sites: Iterable[Site]) -> "WatchPlan":
+        """For these sites of a model, as `unwrap` gives it."""
+        found = []
+        for site in sites:
+            if splittable(model, site):
+                module = model.get_submodule(site.members[0].module)
+                split = splitter_of(module)
+                assert split is not None
+                found.append((site, module, split))
+        return cls(tuple(found), tuple(m for m in model.modules() if isinstance(m, _BatchNorm)))
+
+
 @dataclass
 class IncomingWatch:
     """Watches the passes of one step, of which the first ``examples`` are incoming.
 
     Args:
         model: as `unwrap` gives it.
-        sites: what to watch.
+        plan: what to watch.
         examples: how many of those that pass first are incoming; the others are replayed. Where
             processes share a call, those of all of them are counted.
         brought: what incoming rows brought, by site.
@@ -174,36 +229,36 @@ class IncomingWatch:
     """
 
     model: nn.Module
-    sites: Mapping[str, Site]
+    plan: WatchPlan
     examples: int
-    brought: defaultdict[str, list[Brought]] = field(default_factory=lambda: defaultdict(list))
+    brought: defaultdict[str, list[Brought | Awaited]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     lost: set[str] = field(default_factory=set)
     coupled: bool = False
     outputs: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm)]
+        self._handles: list[RemovableHandle] = []
         self._passed = 0
         self._now: tuple[int, int, int] | None = None  # of this forward: own incoming, own, all
         self._busy = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Hooks on the model, for the passes inside."""
-        handles: list[RemovableHandle] = [
-            self.model.register_forward_pre_hook(self._begin, with_kwargs=True),
-            self.model.register_forward_hook(self._end),
-        ]
-        for site in self.sites.values():
-            if splittable(self.model, site):
-                module = self.model.get_submodule(site.members[0].module)
-                handles.append(module.register_forward_hook(self._hook(site)))
+        """Hooks on the model, for the passes inside; on its layers once they are of use."""
+        begin = self.model.register_forward_pre_hook(self._begin, with_kwargs=True)
         try:
             yield
         finally:
             self._busy = True  # gradients that arrive later are not heeded
-            for handle in handles:
+            for handle in (begin, *self._handles):
                 handle.remove()
+
+    def _look_at_layers(self) -> None:
+        self._handles.append(self.model.register_forward_hook(self._end))
+        for site, module, split in self.plan.layers:
+            self._handles.append(module.register_forward_hook(self._hook(site, split)))
 
     def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         if not torch.is_grad_enabled():
@@ -214,8 +269,10 @@ class IncomingWatch:
         incoming = max(0, min(share.n, self.examples - self._passed))
         self._now = (share.span(0, incoming)[1], n, share.n)
         self._passed += share.n
-        if 0 < incoming < share.n and any(norm.training for norm in self._norms):
+        if 0 < incoming < share.n and any(norm.training for norm in self.plan.norms):
             self.coupled = True
+        if not self._handles and not self.coupled:
+            self._look_at_layers()
 
     def _end(self, model: nn.Module, args: Any, output: Any) -> None:
         now, self._now = self._now, None
@@ -234,14 +291,15 @@ class IncomingWatch:
         """
         if not self.outputs or any(one.ndim != 2 for one in self.outputs):
             return None
-        logits = widened(torch.cat(self.outputs))
+        logits = widened(self.outputs[0] if len(self.outputs) == 1 else torch.cat(self.outputs))
         classes = labels.dtype == torch.int64 and labels.shape == logits.shape[:1]
         if not classes or not 0 < self.examples < len(labels) or logits.shape[1] < 2:
             return None
-        each = F.cross_entropy(logits, labels.to(logits.device), reduction="none")
-        return float(each[: self.examples].mean()), float(each[self.examples :].mean())
+        each = F.cross_entropy(logits, labels.to(logits.device), reduction="none").tolist()
+        first, others = each[: self.examples], each[self.examples :]
+        return sum(first) / len(first), sum(others) / len(others)
 
-    def _hook(self, site: Site) -> Callable[..., None]:
+    def _hook(self, site: Site, split: Splitter) -> Callable[..., None]:
         def called(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             now = self._now
             if now is None or self._busy or self.coupled or not isinstance(output, Tensor):
@@ -249,23 +307,28 @@ class IncomingWatch:
             if not output.requires_grad or now[0] == 0:
                 return
             x = args[0].detach() if args and isinstance(args[0], Tensor) else None
-            output.register_hook(lambda delta: self._arrived(site, module, x, delta, now[:2]))
+            own = now[:2]
+            output.register_hook(lambda delta: self._arrived(site, split, module, x, delta, own))
 
         return called
 
-    @torch.no_grad()
     def _arrived(
-        self, site: Site, module: nn.Module, x: Tensor | None, delta: Tensor, now: tuple[int, int]
+        self,
+        site: Site,
+        split: Splitter,
+        module: nn.Module,
+        x: Tensor | None,
+        delta: Tensor,
+        now: tuple[int, int],
     ) -> None:
         if self._busy:
             return
         rows = None if x is None else _rowset(module, x, *now)
-        split = splitter_of(module)
-        if x is None or rows is None or split is None:
+        if x is None or rows is None:
             self.lost.add(site.name)
             return
-        with full_precision():
-            self.brought[site.name].append(split(module, x, delta.detach(), rows, site))
+        found = Awaited(split, module, x, delta.detach(), rows, site)
+        self.brought[site.name].append(found if found.small else found.now())
 
 
 def _rowset(module: nn.Module, x: Tensor, incoming: int, n: int) -> Rowset | None:

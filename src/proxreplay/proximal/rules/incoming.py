@@ -15,14 +15,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from proxreplay.batch import Batch
 from proxreplay.distributed import Processes
 from proxreplay.proximal.layers.capture import as_written, full_precision
-from proxreplay.proximal.layers.incoming import Brought, IncomingWatch, splittable
+from proxreplay.proximal.layers.incoming import (
+    Awaited,
+    Brought,
+    IncomingWatch,
+    WatchPlan,
+    splittable,
+)
 from proxreplay.proximal.layers.sites import Site, unwrap
 from proxreplay.proximal.rules.gradients import gradients_of, moving_columns
-from proxreplay.proximal.rules.layerwise import Layers
+from proxreplay.proximal.rules.layerwise import Layers, Treatment
 from proxreplay.proximal.rules.share import Share
 from proxreplay.proximal.rules.stepwise import StepwiseRule
 from proxreplay.proximal.shrinkage.forms import Shrinkage
@@ -41,6 +48,7 @@ class IncomingRule(StepwiseRule):
         self._share = Share()
         self._watched: list[IncomingWatch] = []
         self._taken: list[IncomingWatch] = []  # of the step that is being made
+        self._plan: tuple[dict[str, Treatment], WatchPlan] | None = None
         super().__init__(model, **options)
 
     @property
@@ -62,6 +70,13 @@ class IncomingRule(StepwiseRule):
         sites = {name: one.site for name, one in self._treatments.items()}
         return [n for n, s in sites.items() if not splittable(model, s)] if self._split else []
 
+    def _watch_plan(self) -> WatchPlan:
+        """What there is to watch, found out once per refresh."""
+        if self._plan is None or self._plan[0] is not self._treatments:
+            sites = [one.site for one in self._treatments.values()]
+            self._plan = self._treatments, WatchPlan.of(unwrap(self.model), sites)
+        return self._plan[1]
+
     @contextmanager
     def watched(self, incoming: Batch | None = None, replay: Batch | None = None) -> Iterator[None]:
         """Look at the forward and backward passes inside, which are those of one step.
@@ -70,15 +85,15 @@ class IncomingRule(StepwiseRule):
             incoming: the examples that pass first; None if nobody can tell them apart.
             replay: those that pass after them; None for none.
         """
-        sites = {name: one.site for name, one in self._treatments.items()} if self._split else {}
         watch: IncomingWatch | None = None
-        if sites and incoming is not None and replay is not None:
-            watch = IncomingWatch(unwrap(self.model), sites, len(incoming))
+        split = self._split and bool(self._treatments)
+        if split and incoming is not None and replay is not None:
+            watch = IncomingWatch(unwrap(self.model), self._watch_plan(), len(incoming))
         looking = nullcontext() if watch is None else watch.watching()
         with super().watched(incoming, replay):
             with nullcontext() if watch is None else as_written(), looking:
                 yield
-            if sites:
+            if split:
                 both = [] if incoming is None or replay is None else [incoming, replay]
                 self._take_note(watch, [one.labels for one in both])
 
@@ -131,28 +146,26 @@ class IncomingRule(StepwiseRule):
         """``G <- G - s G_in (I - Lambda)`` for every layer whose incoming part is known."""
         model, alone, share = unwrap(self.model), self.processes.alone, self._share.value
         together: list[_Change] = []
+        lost = {name for watch in watched for name in watch.lost}
         with full_precision():
-            for name, treatment in self._treatments.items():
-                site, brought = treatment.site, [
-                    one for watch in watched for one in watch.brought.get(name, ())
-                ]  # fmt: skip
+            for site, _, _ in self._watch_plan().layers:
+                name = site.name
+                brought = [one for watch in watched for one in watch.brought.get(name, ())]
                 gradients = gradients_of(model, site.columns, only)
                 moving = tuple(one is not None for one in gradients)
-                unknown = any(name in w.lost for w in watched) or not brought
-                if not any(moving) or (unknown if alone else not splittable(model, site)):
+                if True not in moving or (alone and (name in lost or not brought)):
                     continue
-                factor = self._factor(name, moving, gradients)
-                kept = None
-                if not all(moving):
-                    kept = moving_columns(site, gradients, treatment.factor.width)
+                factor, kept = self._factor(name, moving, gradients), None
+                if False in moving:
+                    kept = moving_columns(site, gradients, self._treatments[name].factor.width)
                 if alone:
                     for one in brought:
-                        subtract_(site, gradients, lost_of(one, factor, kept), share)
+                        take_away_(one, site, factor, kept, gradients, share)
                     continue
-                change = _Change(gradients, any(name in w.lost for w in watched), bool(brought))
+                change = _Change(gradients, name in lost, bool(brought))
                 together.append(change)
                 for one in brought:
-                    subtract_(site, change.own, lost_of(one, factor, kept), -1.0)
+                    take_away_(one, site, factor, kept, change.own, -1.0)
             if together:
                 take_together_(together, self.processes, share)
 
@@ -167,7 +180,7 @@ class IncomingRule(StepwiseRule):
         self._share = Share.from_state(state.get("share", {}))
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_watched": [], "_taken": []}
+        return super().__getstate__() | {"_watched": [], "_taken": [], "_plan": None}
 
 
 class _Change:
@@ -192,8 +205,34 @@ def take_together_(changes: Sequence[_Change], processes: Processes, share: floa
                 gradient.sub_(one, alpha=share / processes.size)
 
 
-def lost_of(brought: Brought, factor: Shrinkage, kept: Tensor | None) -> Tensor:
-    """``G_in (I - Lambda)``, ``[groups, out, D]``.
+def take_away_(
+    brought: Brought | Awaited,
+    site: Site,
+    factor: Shrinkage,
+    kept: Tensor | None,
+    gradients: Sequence[Tensor | None],
+    share: float,
+) -> None:
+    """``G <- G - s G_in (I - Lambda)``.
+
+    Args:
+        brought: by one call of the site.
+        site: whose columns the gradients are of.
+        factor: ``Lambda``, restricted to the columns that move.
+        kept: these columns; None for all.
+        gradients: of the columns; None where they do not move.
+        share: ``s``.
+    """
+    if isinstance(brought, Awaited):
+        if kept is None:
+            subtract_rows_(brought, factor, gradients, share)
+            return
+        brought = brought.now()
+    subtract_(site, gradients, lost_of(brought, factor, kept), share)
+
+
+def lost_of(brought: Brought, factor: Shrinkage, kept: Tensor | None) -> Brought:
+    """``G_in (I - Lambda)``.
 
     Args:
         brought: ``G_in = left' M``.
@@ -203,20 +242,44 @@ def lost_of(brought: Brought, factor: Shrinkage, kept: Tensor | None) -> Tensor:
     M = brought.M.to(factor.dtype)
     if kept is not None:
         M = M[:, :, kept.to(M.device)]
-    return brought.gradient(M - factor.apply(M))
+    return Brought(factor.taken(M), brought.left)
 
 
-def subtract_(site: Site, gradients: Sequence[Tensor | None], lost: Tensor, share: float) -> None:
+def subtract_rows_(
+    call: Awaited, factor: Shrinkage, gradients: Sequence[Tensor | None], share: float
+) -> None:
+    """`subtract_` for a Linear layer all of which moves, in as few operations as it takes."""
+    Z, D = call.linear()
+    parts = [one for one in gradients if one is not None]
+    d = Z.shape[1] * (call.site.weight is not None)
+    Z = F.pad(Z[:, :d], (0, len(parts) - (d > 0)), value=1.0).to(factor.dtype)
+    lost = factor.taken(Z[None])[0].to(D.dtype)
+    for part in parts:
+        own = part if part.dtype == D.dtype else part.to(D.dtype)
+        if part.ndim == 2:
+            own.addmm_(D.T, lost[:, :d], alpha=-share)
+        else:
+            own.addmv_(D.T, lost[:, -1], alpha=-share)
+        if own is not part:
+            part.copy_(own)
+
+
+def subtract_(site: Site, gradients: Sequence[Tensor | None], lost: Brought, share: float) -> None:
     """Take a matrix ``[groups, out, D]`` away from the gradients of a site's columns."""
     present = [(c, g) for c, g in zip(site.columns, gradients, strict=True) if g is not None]
-    biases = sum(column in site.biases for column, _ in present)
-    widths = [1] * biases
-    if len(present) > biases:
-        widths.insert(0, lost.shape[2] - biases)
-    for (column, gradient), piece in zip(present, lost.split(widths, dim=2), strict=True):
-        if gradient.shape == piece.shape[1:] and len(piece) == 1 and not column.part.last:
-            gradient.sub_(piece[0].to(gradient.dtype), alpha=share)
+    weight = gradients[0] is not None and site.weight is not None
+    widths = [1] * len(present)
+    if weight:
+        widths[0] = lost.M.shape[2] - len(present) + 1
+    for (column, gradient), piece in zip(present, lost.M.split(widths, dim=2), strict=True):
+        plain = len(piece) == 1 and not column.part.last and gradient.dtype == piece.dtype
+        if plain and lost.left is not None and gradient.shape[1:] == piece.shape[2:]:
+            gradient.addmm_(lost.left[0].T, piece[0], alpha=-share)  # a weight, in one product
+            continue
+        whole = Brought(piece, lost.left).gradient()
+        if plain and gradient.shape == whole.shape[1:]:
+            gradient.sub_(whole[0], alpha=share)
         else:
             change = torch.empty_like(gradient)
-            column.part.write_(change, piece)
+            column.part.write_(change, whole)
             gradient.sub_(change, alpha=share)

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from proxreplay.proximal.shrinkage.forms import DenseShrinkage, Shrinkage, SpectralShrinkage
 from proxreplay.proximal.shrinkage.inverse import dense_inverse_, spectral_inverse, tied_inverse
+from proxreplay.proximal.shrinkage.rowspace import row_inverse
 from proxreplay.proximal.shrinkage.spectral import Pace, follow, most_that_pays
+from proxreplay.proximal.statistics.few import FewRows
 from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
 
@@ -33,6 +35,8 @@ def shrinkage_of(
         out: rows of the gradient per group.
         before: the shrinkage of the refresh before, whose directions are followed.
     """
+    if isinstance(statistic, FewRows):
+        return row_inverse(statistic.B, omega)
     if isinstance(statistic, Sketch):
         return _from_sketch(statistic, omega, tolerance)
     G = statistic.G.to(statistic.dtype).contiguous()

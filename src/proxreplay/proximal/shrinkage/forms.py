@@ -59,6 +59,10 @@ class Shrinkage(ABC):
         """``M <- M Lambda``."""
         M.copy_(self.apply(M))
 
+    def taken(self, M: Tensor) -> Tensor:
+        """``M (I - Lambda)``."""
+        return M - self.apply(M)
+
     @abstractmethod
     def restricted(self, kept: Tensor) -> "Shrinkage":
         """``((Lambda^-1)[kept, kept])^-1``: the shrinkage if only these columns may move."""
@@ -85,6 +89,12 @@ class DenseShrinkage(Shrinkage):
     def apply(self, M: Tensor) -> Tensor:
         """``M Lambda``."""
         return M * self.Lambda if self.width == 1 else torch.bmm(M, self.Lambda)
+
+    def taken(self, M: Tensor) -> Tensor:
+        """``M - M Lambda``, in one go."""
+        return (
+            M - M * self.Lambda if self.width == 1 else torch.baddbmm(M, M, self.Lambda, alpha=-1)
+        )
 
     def restricted(self, kept: Tensor) -> "DenseShrinkage":
         """``Lambda_kk - Lambda_kr Lambda_rr^+ Lambda_rk`` with ``r`` the rest.
@@ -136,6 +146,11 @@ class SpectralShrinkage(Shrinkage):
         """``M <- M Lambda``, without another matrix of that size."""
         along = torch.bmm(M, self.U).mul_(self.f[:, None])
         M.baddbmm_(along, self.U.mT, beta=self.scale, alpha=-self.scale)
+
+    def taken(self, M: Tensor) -> Tensor:
+        """``(1 - scale) M + scale (M U) diag(f) U'``."""
+        along = torch.bmm(M, self.U).mul_(self.f[:, None])
+        return torch.baddbmm(M, along, self.U.mT, beta=1 - self.scale, alpha=self.scale)
 
     def restricted(self, kept: Tensor) -> "SpectralShrinkage":
         """``I - V (diag((1 - f) / f) + V'V)^+ V'`` with ``V = U[kept]``, by Woodbury.

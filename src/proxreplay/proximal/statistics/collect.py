@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from proxreplay.errors import RefreshError
 from proxreplay.proximal.gram.patches import PatchRows
-from proxreplay.proximal.gram.rows import DenseRows, Rows
+from proxreplay.proximal.gram.rows import DenseRows, Rows, widened
 from proxreplay.proximal.gram.scratch import reusing
 from proxreplay.proximal.gram.sums import GramSum, gram_with_bias
 from proxreplay.proximal.layers.calling import Caller
@@ -21,6 +21,7 @@ from proxreplay.proximal.layers.capture import Call, visit
 from proxreplay.proximal.layers.registry import RowsFunction
 from proxreplay.proximal.layers.sites import Site
 from proxreplay.proximal.layers.verify import Verifier
+from proxreplay.proximal.statistics.few import FewRows, most_rows
 from proxreplay.proximal.statistics.sketch import Sketch, dense_pieces
 from proxreplay.proximal.statistics.statistic import Statistic
 
@@ -71,10 +72,16 @@ class GramCollector:
 
     def finish(self, samples: int) -> dict[str, Statistic | Sketch]:
         """The statistics by site, given the number of examples."""
-        for sums in self._sums.values():
+        statistics: dict[str, Statistic | Sketch] = dict(self._sketches)
+        for name, sums in list(self._sums.items()):
+            few = sums.few_rows()
+            if few is not None:
+                del self._sums[name]
+                self._witnesses.append(_Witness(sums.site, 0, few.B.square().sum()))
+                statistics[name] = replace(few, samples=samples)
+                continue
             self._witnesses += [_Witness(sums.site, 0, added.energy) for added in sums.flush()]
         self._check_finite()
-        statistics: dict[str, Statistic | Sketch] = dict(self._sketches)
         for sketch in self._sketches.values():
             sketch.samples = samples
         for name in list(self._sums):
@@ -104,7 +111,7 @@ class GramCollector:
     def load_state(self, state: Mapping[str, Any], sites: Mapping[str, Site]) -> None:
         """Go on from what `state` gave."""
         self._sums = {
-            name: _SiteSum.from_state(sites[name], one, wait=self.wait)
+            name: _SiteSum.from_state(sites[name], one, wait=self.wait, few=self.sketch)
             for name, one in state["sums"].items()
         }
         self._sketches = {name: Sketch.from_state(one) for name, one in state["sketches"].items()}
@@ -117,7 +124,9 @@ class GramCollector:
     def _add_gram(self, call: Call) -> None:
         if call.site.name in self._sketches:
             raise _does_not_add_up(call)
-        sums = self._sums.setdefault(call.site.name, _SiteSum(call.site, wait=self.wait))
+        sums = self._sums.setdefault(
+            call.site.name, _SiteSum(call.site, wait=self.wait, few=self.sketch)
+        )
         added = sums.add(call)
         if added is not None and call.site.weight is not None:
             self._witnesses.append(_Witness(call.site, call.batch, added.energy))
@@ -169,8 +178,9 @@ class _Witness:
 class _SiteSum:
     """The sums of one site: one for each bias, as maps that share a weight may add others."""
 
-    def __init__(self, site: Site, *, wait: bool = False) -> None:
+    def __init__(self, site: Site, *, wait: bool, few: bool) -> None:
         self.site = site
+        self.few = few
         self.sums: dict[int | None, GramSum] = {}
         self.waiting: dict[int | None, list[Rows]] = {}
         self.dtype = torch.float32
@@ -183,7 +193,7 @@ class _SiteSum:
         known += [some[0].shape for some in self.waiting.values()]
         if any(shape[::2] != rows.shape[::2] for shape in known):
             raise _does_not_add_up(call)
-        kept = rows.kept() if self.wait and self._is_small(rows) else None
+        kept = rows.kept() if self._waits(rows) else None
         if kept is None:
             return self._add(bias, rows)
         some = self.waiting.setdefault(bias, [])
@@ -191,12 +201,39 @@ class _SiteSum:
             self._add_waiting(bias)
             some = self.waiting.setdefault(bias, [])
         some.append(kept)
-        if sum(one.shape[1] for one in some) < WORTH * rows.shape[2]:
+        enough = WORTH * rows.shape[2] if self.wait else most_rows(self._width(rows)) + 1
+        if sum(one.shape[1] for one in some) < enough:
             return None
         return self._add_waiting(bias)
 
-    def _is_small(self, rows: Rows) -> bool:
-        return self.site.weight is not None and rows.shape[1] < rows.shape[2]
+    def _waits(self, rows: Rows) -> bool:
+        """Whether rows are few, so that they are worth more together."""
+        if self.site.weight is None or rows.shape[1] >= rows.shape[2]:
+            return False
+        return self.wait or (not self.sums and self._may_stay(rows))
+
+    def _may_stay(self, rows: Rows) -> bool:
+        """Whether rows may be kept as they are."""
+        site, width = self.site, self._width(rows)
+        one = len(site.members) == 1 and not site.mixed and not site.members[0].map
+        dense = self.few and isinstance(rows, DenseRows) and rows.shape[0] == 1
+        return dense and one and rows.shape[1] <= most_rows(width)
+
+    def _width(self, rows: Rows) -> int:
+        return self.site.width(rows.shape[2])
+
+    def few_rows(self) -> FewRows | None:
+        """All rows, where they are few and none has been added up; nothing is left then."""
+        if self.sums or len(self.waiting) != 1:
+            return None
+        (bias, some), *_ = self.waiting.items()
+        count = sum(one.shape[1] for one in some)
+        if not all(map(self._may_stay, some)) or count > most_rows(self._width(some[0])):
+            return None
+        Z = widened(torch.cat([one.dense() for one in some], dim=1))
+        if self.site.biases:
+            Z = F.pad(Z, (0, 1), value=float(bias is not None))
+        return FewRows.of(Z, some[0].shape[2])
 
     def _add(self, bias: int | None, rows: Rows) -> GramSum:
         if bias not in self.sums:
@@ -221,9 +258,9 @@ class _SiteSum:
         }
 
     @classmethod
-    def from_state(cls, site: Site, state: Mapping[str, Any], *, wait: bool) -> Self:
+    def from_state(cls, site: Site, state: Mapping[str, Any], *, wait: bool, few: bool) -> Self:
         """The inverse of `state`."""
-        own = cls(site, wait=wait)
+        own = cls(site, wait=wait, few=few)
         dtype = None if wait else torch.float64
         own.sums = {
             _bias(key): GramSum.from_state(one, dtype) for key, one in state["sums"].items()

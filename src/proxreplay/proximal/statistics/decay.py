@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from proxreplay.proximal.statistics.few import FewRows, alike
 from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
 
@@ -40,7 +41,7 @@ class Aged:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """The inverse of `state`."""
-        kind = Sketch if "B" in state else Statistic
+        kind = FewRows if "few" in state else Sketch if "B" in state else Statistic
         return cls(kind.from_state(state), state["weight"])
 
 
@@ -64,7 +65,10 @@ def aged(before: Aged | None, new: Statistic | Sketch, r: float) -> Aged:
         r: how much of the past stays, in [0, 1).
     """
     share = (1 - r) / new.samples
+    if before is not None:
+        new, mean = alike(new, before.mean)
+        before = replace(before, mean=mean)
     if before is None or not new.fits(before.mean):
         return Aged(replace(new.plus(share, None, 0.0), samples=1), 1 - r)
-    mean: Any = before.mean  # of the same kind as the new one
-    return Aged(replace(new.plus(share, mean, r), samples=1), r * before.weight + 1 - r)
+    old: Any = before.mean  # of the same kind as the new one
+    return Aged(replace(new.plus(share, old, r), samples=1), r * before.weight + 1 - r)

@@ -60,7 +60,7 @@ class Statistic:
             rows += before.rows * stays
             if picked is not None and before.picked is not None:
                 picked = before.picked.to(G.device) * stays + picked * share
-        H = _averaged(self.H, share, None if before is None else before.H, stays)
+        H = averaged(self.H, share, None if before is None else before.H, stays)
         return replace(self, G=G, rows=rows, picked=picked, H=H)
 
     def state(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Statistic:
         return cls(G, state.get("d", 0), state["positions"], 1, G.dtype, picked, H)
 
 
-def _averaged(new: Tensor | None, share: float, old: Tensor | None, stays: float) -> Tensor | None:
+def averaged(new: Tensor | None, share: float, old: Tensor | None, stays: float) -> Tensor | None:
     """``stays old + share new``; outputs that are new had no gradient before."""
     if new is None or old is None:
         return None if new is None else new * share

@@ -28,6 +28,7 @@ from proxreplay.proximal.layers.outputs import gradient_gram
 from proxreplay.proximal.layers.sites import Site
 from proxreplay.proximal.layers.steps import Part, StepCall
 from proxreplay.proximal.statistics.collect import GramCollector
+from proxreplay.proximal.statistics.few import FewRows, alike
 from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
 
@@ -188,12 +189,16 @@ class StepSums:
                 before: Any = joined.get(site)
                 if before is None and share == 1.0:
                     joined[site] = one
-                elif before is None or one.fits(before):
-                    joined[site] = one.plus(share, before, 1.0)
+                elif before is None:
+                    joined[site] = one.plus(share, None, 1.0)
+                else:
+                    one, before = alike(one, before)
+                    if one.fits(before):
+                        joined[site] = one.plus(share, before, 1.0)
         skipped = {site: why for _, one in collectors for site, why in one.skipped.items()}
         for site, statistic in joined.items():
             joined[site] = replace(statistic, samples=own)
-            if isinstance(statistic, Statistic) and site in B and site not in blind:
+            if isinstance(statistic, Statistic | FewRows) and site in B and site not in blind:
                 sums, steps = B[site]
                 joined[site] = replace(statistic, samples=own, H=sums * (n / steps))
         return joined, skipped

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from proxreplay.distributed import Processes
 from proxreplay.errors import RefreshError
+from proxreplay.proximal.statistics.few import FewRows
 from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
 
@@ -33,6 +34,7 @@ def summed(
     if processes.alone:
         return collect()
     mine, left_out = processes.together("refresh", collect)
+    mine = {name: one.dense() if isinstance(one, FewRows) else one for name, one in mine.items()}
     everyone = processes.tell(({name: _layout(one) for name, one in mine.items()}, left_out))
     layouts: dict[str, list[Any]] = {}
     for sites, _ in everyone:
