@@ -27,7 +27,6 @@ from proxreplay.proximal.layers.batches import count_samples
 from proxreplay.proximal.layers.capture import full_precision
 from proxreplay.proximal.layers.sites import Site
 
-
 SMALL = 2**16  # numbers that may be kept from a backward pass until the step
 
 

@@ -1,4 +1,4 @@
-"""``(I + omega Z'Z)^-1`` from few rows ``Z: [n, d]``, ``n`` below ``d``, without a ``d x d`` matrix.
+"""``(I + omega Z'Z)^-1`` from few rows ``Z: [n, d]``, ``n < d``, without a ``d x d`` matrix.
 
 By Woodbury's identity, with ``C C' = I + omega Z Z'`` (Cholesky, ``n x n``),
 
