@@ -1,5 +1,6 @@
 """Curves over progress: seeds with tasks of different lengths, unfinished runs, dips that stay."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,20 @@ def test_every_measure_has_a_curve_where_it_was_recorded(tmp_path: Path) -> None
     assert special < found.keys()
     for key, labels in found.items():
         assert labels == (["LPR (EMA)"] if key in special else ["ER", "LPR (EMA)"]), key
+
+
+def test_what_is_recorded_before_the_first_evaluation_is_drawn_where_it_was(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path / "a", tasks=2, batches=10, diagnostics=True, complete=False)
+    file = tmp_path / "a" / "records.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    right = [one["accuracy"] for one in records if one["kind"] == "prequential"]
+    late = [one for one in records if one["kind"] != "evaluation" or one.get("position", 99) > 4]
+    file.write_text("".join(json.dumps(one) + "\n" for one in late))
+    (curve,) = curves(only_section(tmp_path), BY_KEY["prequential"])
+    np.testing.assert_allclose(curve.x, np.arange(1, 21) / 10)
+    np.testing.assert_allclose(curve.mean, right)
 
 
 def test_time_is_time_spent_learning(tmp_path: Path) -> None:

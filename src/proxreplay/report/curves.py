@@ -101,7 +101,9 @@ def _line(run: StoredRun, measure: Measure, lengths: dict[int, int]) -> Line | N
         after = np.concatenate([[0.0], spent.positions])
         minutes = np.concatenate([[0.0], spent.values["learning"]])
         return np.interp(positions + 1, after, minutes), values
-    return np.interp(positions, path.accuracy.positions, _progress(run, path, lengths)), values
+    moments = np.concatenate([[-1.0], path.accuracy.positions])  # before the first batch: 0
+    progress = np.concatenate([[0.0], _progress(run, path, lengths)])
+    return np.interp(positions, moments, progress), values
 
 
 def _curve(
