@@ -5,13 +5,15 @@ and renamed. Its writer holds a lock on it. So several processes may write one t
 time (the last one to finish wins), and the next one removes what a killed process left behind.
 """
 
+import hashlib
+import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from proxreplay.locking import acquire
 
@@ -32,9 +34,11 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             yield file
             sync_file(file)
             _rename_or_remove(file, temporary, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a write knows no name
+            error.filename = str(path)
         raise
     sync_folder(path.parent)
 
@@ -59,6 +63,24 @@ def write_text(path: Path, text: str) -> None:
     """Replace a text file (UTF-8)."""
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Replace a JSON file; its last key is a checksum of the others."""
+    signed = {**values, "sha256": _digest(values)}
+    write_text(path, json.dumps(signed, indent=2) + "\n")
+
+
+def unsigned(values: dict[str, Any]) -> dict[str, Any]:
+    """What `write_json` was given; files without a checksum, as earlier versions wrote, are too.
+
+    Raises:
+        ValueError: the values are not those that were written.
+    """
+    signed = values.pop("sha256", None)
+    if signed is not None and signed != _digest(values):
+        raise ValueError("damaged: its checksum is wrong")
+    return values
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
@@ -94,6 +116,10 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _create(path: Path) -> tuple[IO[bytes], Path]:

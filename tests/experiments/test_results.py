@@ -83,7 +83,6 @@ def large(name: str, size: int) -> Change:
         (append("records.jsonl", evaluation(position="3")), "position"),
         (lambda folder: (folder / "result.json").write_text('{"acc": "x"}'), "result.json"),
         (lambda folder: (folder / "result.json").write_bytes(b"\xff"), "result.json"),
-        (lambda folder: (folder / "environment.json").write_text("[]"), "environment.json"),
     ],
     ids=[
         "anchors",
@@ -106,7 +105,6 @@ def large(name: str, size: int) -> Change:
         "position in words",
         "result of words",
         "result not UTF-8",
-        "environment",
     ],
 )
 def test_a_bad_folder_is_named_and_takes_neither_time_nor_memory(
@@ -119,6 +117,30 @@ def test_a_bad_folder_is_named_and_takes_neither_time_nor_memory(
     assert stored.status == "broken"
     assert problem in str(stored.problem)
     assert len(str(stored.problem)) < 500
+
+
+def test_a_changed_digit_in_a_result_is_noticed(tmp_path: Path) -> None:
+    file = write_run(tmp_path) / "result.json"
+    written = file.read_text()
+    value = json.loads(written)["aaa"]
+    file.write_text(written.replace(str(value), str(value / 2), 1))
+    stored = read(file.parent)
+    assert stored.status == "broken"
+    assert stored.problem == "result.json: damaged: its checksum is wrong"
+    values = json.loads(written)
+    del values["sha256"]  # as version 0.1 wrote it
+    file.write_text(json.dumps(values))
+    assert read(file.parent).status == "complete"
+
+
+@pytest.mark.parametrize("content", ["[]", '{"cores": 3, "sha256": "0"}'])
+def test_a_damaged_environment_costs_only_itself(tmp_path: Path, content: str) -> None:
+    folder = write_run(tmp_path)
+    whole = read(folder).measures
+    (folder / "environment.json").write_text(content)
+    stored = read(folder)
+    assert (stored.status, stored.measures, stored.environment) == ("complete", whole, {})
+    assert str(stored.problem).startswith("environment.json: ")
 
 
 def test_damaged_timings_cost_the_times_and_not_the_run(tmp_path: Path) -> None:

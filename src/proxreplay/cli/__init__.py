@@ -50,6 +50,7 @@ def main() -> None:
     except (ProxreplayError, OSError) as error:
         if "--debug" in sys.argv or isinstance(error, BrokenPipeError):
             raise
-        at = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        named = isinstance(error, OSError) and error.filename is not None
+        at = f"{error.filename}: {error.strerror}" if named else str(error)  # type: ignore[union-attr]
         typer.secho(plain(f"proxreplay: {at}"), fg="red", err=True)
         sys.exit(2)

@@ -22,12 +22,13 @@ from proxreplay.cli.options import (
     spread,
 )
 from proxreplay.cli.text import plain, say, terminal
-from proxreplay.errors import InputError
+from proxreplay.errors import DataError, InputError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from proxreplay.experiments.engines import Job
+    from proxreplay.experiments.results import StoredRun
 
 _SETTINGS, _HOW, _WHERE = Settings(), How(), Where()  # `spread` fills them from the command line
 Seeds = Annotated[str, typer.Option(metavar="SEEDS", help="Such as 0-4, or 0,2,5.")]
@@ -87,10 +88,12 @@ def resume(
     runs = find_runs([folder])
     if not runs:
         raise InputError(f"{folder}: no run here; a run folder holds a config.yaml.")
-    planned, options = [], how.options()
+    planned, options, broken = [], how.options(), 0
     for stored in runs:
-        if stored.config is None:
-            say(terminal(stderr=True), f"{stored.folder}: {stored.problem}", style="red")
+        problem = _unreadable(stored)
+        if stored.config is None or problem:
+            broken += 1
+            say(terminal(stderr=True), f"{stored.folder}: {problem}", style="red")
         elif stored.status != "complete":
             refuse_foreign_code([stored.config], str(stored.folder), trust=trust)
             planned.append(Job(stored.config, stored.folder, options))
@@ -101,10 +104,20 @@ def resume(
         else:
             tell_missing(stored.folder)
     make(planned, where)
-    broken = sum(stored.config is None for stored in runs)
     if broken:
         say(terminal(stderr=True), f"{broken} of {len(runs)} run folders cannot be read.")
         raise typer.Exit(1)
+
+
+def _unreadable(stored: "StoredRun") -> str | None:
+    """What is wrong with a run folder that can neither be resumed nor be relied on."""
+    if stored.config is None:
+        return stored.problem
+    try:
+        stored.check_records()
+    except DataError as error:
+        return str(error)
+    return None
 
 
 @spread

@@ -5,6 +5,7 @@ members and too many bytes. No read takes more memory than its limit, whatever a
 """
 
 import gzip
+import os
 import shutil
 import stat
 import struct
@@ -159,6 +160,8 @@ def unpack(archive: Path, folder: Path, limits: Limits | None = None) -> None:
                     _copy(content, file, size, f"{archive}: member '{name}'")
             inside = list(scratch.iterdir())
             top = inside[0] if len(inside) == 1 and inside[0].is_dir() else scratch
+            if hasattr(os, "sync"):  # once, for perhaps 100,000 files
+                os.sync()
             top.rename(folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

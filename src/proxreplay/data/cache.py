@@ -24,12 +24,13 @@ from proxreplay.data.datasets import Dataset, Examples
 from proxreplay.data.fingerprints import Fingerprint, fingerprint, is_unchanged, regular
 from proxreplay.data.roots import cache_folder
 from proxreplay.errors import DataError
+from proxreplay.files import remove_leftovers, sync_file, sync_folder, unsigned, write_json
 from proxreplay.locking import locked
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 2
+FORMAT = 3
 BLOCK_BYTES = 1 << 20
 MAX_META = 32 * 2**20
 MARK = "CACHEDIR.TAG"
@@ -106,14 +107,17 @@ def cached(
         key: names the cache; settings of the decoding are part of it.
     """
     folder = cache_folder(key, source)
+    lock = folder.with_name(f"{folder.name}.lock")
     try:
-        return load(folder, source)
+        found = load(folder, source)
+        if lock.exists():
+            _remove_leftovers(folder, lock)
+        return found
     except _Unusable as reason:
         if folder.exists():
             log.warning("%s: cache %s is rebuilt: %s", name, folder, reason)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = folder.with_name(f"{folder.name}.lock")
         with locked(lock, wait=True):
             try:
                 return load(folder, source)  # another process has just built it
@@ -143,11 +147,12 @@ def _build(
 
     Whoever holds the lock is the only builder, so what a killed one has left behind can go.
     """
-    fresh = folder.with_name(f"{folder.name}.building")
+    fresh = _unfinished(folder)
     _remove(folder, check_only=True)
     _remove(fresh)
     fresh.mkdir()
     (fresh / MARK).write_text(SIGNATURE)
+    sync_folder(fresh)  # a folder that loses its mark is not ours any more
     try:
         made_from = fingerprint(source)
         arrays: dict[str, Any] = {}
@@ -162,17 +167,30 @@ def _build(
                 "source": vars(made_from),
                 "arrays": arrays,
             }
-        (fresh / "meta.json").write_text(json.dumps(meta))
+        write_json(fresh / "meta.json", meta)
         _remove(folder)
         fresh.rename(folder)
     finally:
         _remove(fresh)
 
 
+def _unfinished(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.building")
+
+
+def _remove_leftovers(folder: Path, lock: Path) -> None:
+    """Remove what a killed builder left beside its cache; not while another one is at work."""
+    with suppress(OSError, DataError), locked(lock):
+        _remove(_unfinished(folder))
+        lock.unlink()
+
+
 def _remove(folder: Path, *, check_only: bool = False) -> None:
     """Remove a cache of ours, file by file; anything else is named and left alone."""
     if not folder.exists() and not folder.is_symlink():
         return
+    if (folder / MARK).is_file():
+        remove_leftovers(folder, "meta.json")
     ours = {MARK, "meta.json", *(f"{array}.npy" for array in ARRAYS)}
     inside = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
     if inside and (folder.is_symlink() or MARK not in inside or inside - ours):
@@ -181,8 +199,10 @@ def _remove(folder: Path, *, check_only: bool = False) -> None:
             "folder with PROXREPLAY_CACHE."
         )
     if not check_only:
-        for name in sorted(inside, key=lambda n: n == MARK):  # the mark goes last
+        for name in inside - {MARK}:
             (folder / name).unlink()
+        sync_folder(folder)  # the mark goes last, after a power loss too
+        (folder / MARK).unlink(missing_ok=True)
         folder.rmdir()
 
 
@@ -200,6 +220,7 @@ def _write_part(folder: Path, part: str, content: Split, name: str) -> dict[str,
             labels.append(np.asarray(block.labels, dtype=np.int64))
             if block.domains is not None:
                 domains.append(np.asarray(block.domains, dtype=np.int64))
+        sync_file(file)
     small = {"labels": np.concatenate(labels) if labels else np.empty(0, np.int64)}
     if domains:
         small["domains"] = np.concatenate(domains)
@@ -213,7 +234,9 @@ def _write_part(folder: Path, part: str, content: Split, name: str) -> dict[str,
     inputs["crc32"] = [zlib.crc32(mapped[i : i + rows].data) for i in range(0, len(mapped), rows)]
     entries: dict[str, Any] = {f"{part}.inputs": inputs}
     for kind, array in small.items():
-        np.save(folder / f"{part}.{kind}.npy", array, allow_pickle=False)
+        with (folder / f"{part}.{kind}.npy").open("wb") as file:
+            file.write(_header("int64", array.shape) + array.tobytes())
+            sync_file(file)
         entry = {"dtype": "int64", "shape": array.shape, "sha256": _sha256(array)}
         entries[f"{part}.{kind}"] = entry
     return entries
@@ -276,9 +299,9 @@ def _read_meta(folder: Path) -> dict[str, Any]:
         meta = json.loads(path.read_bytes())
     except RecursionError as error:
         raise _Unusable("meta.json nests too deep") from error
-    if not isinstance(meta, dict):
-        raise _Unusable("meta.json is not an object")
-    return meta
+    if not isinstance(meta, dict) or "sha256" not in meta:
+        raise _Unusable("meta.json is not an object with a checksum")
+    return unsigned(meta)
 
 
 def _examples(folder: Path, part: str, arrays: Mapping[str, Any]) -> Examples:

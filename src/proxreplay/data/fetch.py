@@ -20,6 +20,7 @@ from proxreplay.data.catalog import RemoteFile, find_dataset
 from proxreplay.data.fingerprints import file_digest
 from proxreplay.data.roots import data_root as resolve_root
 from proxreplay.errors import DataError, InputError
+from proxreplay.files import sync_file
 
 CHUNK = 1 << 18
 MAX_BYTES = 16 * 2**30
@@ -200,5 +201,6 @@ class _Download:
                     raise DataError(f"{response.url}: more than {MAX_BYTES} bytes; given up.")
                 if self._progress is not None:
                     self._progress(self._path.name, there, total)
+            sync_file(part)
         if total is not None and there != total:
             raise _Interrupted(f"{total - there} of {total} bytes missing")

@@ -5,7 +5,7 @@ import logging
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from proxreplay.errors import StorageError
+from proxreplay.errors import DataError, StorageError
+from proxreplay.experiments.results import read_json
+from proxreplay.files import write_json
+
+log = logging.getLogger(__name__)
+
+
+def keep_environment(path: Path, data_checksum: Callable[[], str]) -> None:
+    """Write ``environment.json`` where it is missing or damaged."""
+    try:
+        known = read_json(path, missing={})
+    except DataError as error:
+        log.warning("%s; it is written again, as of this attempt", error)
+        known = {}
+    if not known:
+        write_json(path, describe_environment(data_checksum()))
 
 
 def describe_environment(data_checksum: str) -> dict[str, Any]:
@@ -75,6 +90,7 @@ def storage_trouble(folder: Path) -> Iterator[None]:
 def logging_to(path: Path) -> Iterator[None]:
     """Write what proxreplay's loggers say to a file as well."""
     handler = logging.FileHandler(path, encoding="utf-8")
+    handler.handleError = lambda record: None  # type: ignore[method-assign]  # never stops a run
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("proxreplay")
     level = logger.level

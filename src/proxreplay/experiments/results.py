@@ -22,6 +22,7 @@ from proxreplay.evaluation.measures import MAIN, numbers
 from proxreplay.evaluation.trajectory import Recorded, Series
 from proxreplay.experiments.config import RunConfig, read_settings
 from proxreplay.experiments.recipes import METHODS
+from proxreplay.files import unsigned, write_json
 from proxreplay.files import write_text as write_text
 
 Record = dict[str, Any]
@@ -251,25 +252,39 @@ class StoredRun:
         except Exception as error:  # whatever a file can hold, the other runs are still reported
             return StoredRun(self.folder, "broken", _problem("records.jsonl", error), self.config)
 
+    def check_records(self) -> None:
+        """Raise a DataError if the records of a complete run are not those that it wrote.
+
+        They may be missing: a result is also kept without them.
+        """
+        path = self.folder / "records.jsonl"
+        known = None if self.result is None else self.result.records_sha256
+        if known is not None and path.exists() and records_digest(self.folder) != known:
+            raise DataError(
+                "records.jsonl is not as the run wrote it (result.json holds another SHA-256). "
+                "Put it back from a copy, remove it to keep the result without its curve, or "
+                f"remove {self.folder} to make the run again."
+            )
+
     def _read_records(self) -> "StoredRun":
         path = self.folder / "records.jsonl"
         records = list(_lines(path, skip=b'{"kind": "train"'))  # half of the lines, not reported
         if self.status == "complete" and path.exists() and not evaluations(records):
             raise DataError("the run is complete but holds no evaluations")
         untreated = [r["untreated"] for r in records if r["kind"] == "rule" and "untreated" in r]
-        if self.result is not None and self.result.records_sha256 and path.exists():
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if digest != self.result.records_sha256:
-                raise DataError("records.jsonl is not as the run wrote it")
+        self.check_records()
         seconds, problem = self._seconds()
+        try:
+            environment = read_json(self.folder / "environment.json", missing={})
+        except (DataError, OSError) as error:  # it says where a run was made, not what came of it
+            environment, problem = {}, _problem("environment.json", error)
         found = recorded(records) if evaluations(records) else None
         return replace(
             self,
             problem=self.problem or problem,
             recorded=None if found is None else replace(found, seconds=seconds),
             untreated=dict(untreated[-1]) if untreated else {},
-            environment=read_json(self.folder / "environment.json", missing={}),
+            environment=environment,
         )
 
     def _seconds(self) -> tuple[Series | None, str | None]:
@@ -317,6 +332,15 @@ def find_runs(folders: Iterable[Path]) -> list[StoredRun]:
         for name in ("config.yaml", "records.jsonl"):
             found |= {path.parent for path in folder.rglob(name)}
     return [read_run(folder) for folder in sorted(found)]
+
+
+def records_digest(folder: Path) -> str | None:
+    """SHA-256 of ``records.jsonl``; None if there is none."""
+    path = folder / "records.jsonl"
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
@@ -374,7 +398,10 @@ def read_json(path: Path, missing: Record | None = None) -> Record:
         raise DataError(f"{path.name}: not JSON: {error}") from error
     if not isinstance(values, dict):
         raise DataError(f"{path.name}: not a mapping of keys to values")
-    return values
+    try:
+        return unsigned(values)
+    except ValueError as error:
+        raise DataError(f"{path.name}: {error}") from error
 
 
 def read_timings(path: Path) -> list[Record]:
@@ -411,4 +438,4 @@ def _lines(path: Path, skip: bytes | None = None) -> Iterator[Record]:
 
 def write_result(path: Path, result: Result) -> None:
     """``result.json``."""
-    write_text(path, json.dumps(result.to_json(), indent=2) + "\n")
+    write_json(path, result.to_json())

@@ -35,7 +35,7 @@ from proxreplay.experiments.config import RunConfig, differences
 from proxreplay.experiments.configure import declared
 from proxreplay.experiments.diagnose import Diagnostics
 from proxreplay.experiments.environment import (
-    describe_environment,
+    keep_environment,
     logging_to,
     storage_trouble,
     threads,
@@ -54,7 +54,6 @@ from proxreplay.experiments.results import (
     write_result,
 )
 from proxreplay.experiments.trackers import Tracking, check_trackers, hand_over
-from proxreplay.files import write_text
 from proxreplay.options import PREDICTORS
 from proxreplay.replay import Learner
 from proxreplay.replay.floors import Floor
@@ -195,8 +194,12 @@ def _finished(config: RunConfig, folder: Path, options: RunOptions) -> Result | 
             "run again."
         )
     if stored.result is not None:
+        try:
+            stored.check_records()
+        except DataError as error:
+            raise DataError(f"{folder}: {error}") from error
         remove_checkpoints(folder / "checkpoint")
-        hand_over(config, folder, options.track, stored.result)
+        hand_over(config, folder, options.track)
     return stored.result
 
 
@@ -225,9 +228,8 @@ class _Run:
 
     def finish(self, stop: StopRequest, on_progress: Callable[[Progress], None]) -> Result:
         """Go through the rest of the stream and write the result."""
-        if self.processes.writes and not (self.folder / "environment.json").exists():
-            environment = describe_environment(self.digest())
-            write_text(self.folder / "environment.json", json.dumps(environment, indent=2) + "\n")
+        if self.processes.writes:
+            keep_environment(self.folder / "environment.json", self.digest)
         self._restore()
         with self.records, self._tracked() as self.tracking:
             for batch in self.stream:

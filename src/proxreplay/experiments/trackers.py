@@ -5,7 +5,6 @@ Each attempt at a run hands its trackers all records from the beginning, in plac
 attempts handed over. ``tracked.json`` in the run's folder knows which tracker has them all.
 """
 
-import hashlib
 import json
 import logging
 import secrets
@@ -16,7 +15,13 @@ from typing import Any, Protocol, Self
 
 from proxreplay.errors import DataError, InputError
 from proxreplay.experiments.config import RunConfig
-from proxreplay.experiments.results import Record, Result, predictor_of, read_json, read_lines
+from proxreplay.experiments.results import (
+    Record,
+    predictor_of,
+    read_json,
+    read_lines,
+    records_digest,
+)
 from proxreplay.files import write_text
 
 log = logging.getLogger(__name__)
@@ -215,31 +220,22 @@ def missing(folder: Path, names: Iterable[str] = ()) -> list[str]:
     """Trackers without all records of a complete run: of ``names``, or of those it ever had."""
     known = _read_tracked(folder)
     wanted = list(names) or [name for name in known if name in TRACKERS]
-    digest = _digest(folder) if wanted else None
+    digest = records_digest(folder) if wanted else None
     return [n for n in wanted if known.get(n, {}).get("records_sha256", "") != digest]
 
 
-def hand_over(config: RunConfig, folder: Path, names: Sequence[str], result: Result) -> None:
+def hand_over(config: RunConfig, folder: Path, names: Sequence[str]) -> None:
     """Hand a complete run's records to those of the named trackers that do not have them all."""
     wanted = missing(folder, names) if names else []
     if not wanted:
         return
-    digest = _digest(folder)
-    if digest is None or result.records_sha256 not in (None, digest):
-        state = "missing" if digest is None else "not as the run wrote it"
-        raise DataError(f"{folder}: records.jsonl is {state}; trackers were handed nothing.")
+    digest = records_digest(folder)
+    if digest is None:
+        raise DataError(f"{folder}: records.jsonl is missing; trackers were handed nothing.")
     with Tracking(wanted, config, folder, read_lines(folder / "records.jsonl")) as tracking:
         tracking.complete(digest)
     for name, problem in tracking.problems.items():
         raise DataError(f"{folder}: tracker '{name}' was not handed all records: {problem!r}")
-
-
-def _digest(folder: Path) -> str | None:
-    path = folder / "records.jsonl"
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read_tracked(folder: Path) -> dict[str, dict[str, Any]]:

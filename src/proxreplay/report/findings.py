@@ -112,9 +112,9 @@ def study_warnings(study: Study) -> list[Caution]:
             )
         )
     done = [run for run in study.runs if run.status == "complete"]
-    untimed = [run for run in done if run.problem]
-    if untimed:
-        text = f"The timings of {_names(untimed)} cannot be read: {_line(untimed[0].problem)}"
+    partly = [run for run in done if run.problem]
+    if partly:
+        text = f"The results of {_names(partly)} are there, but: {_line(partly[0].problem)}"
         warnings.append(Caution("note", text))
     results_only = [run for run in done if run.recorded is None]
     if results_only:

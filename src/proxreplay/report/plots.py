@@ -14,6 +14,7 @@ import numpy as np
 from proxreplay.errors import DataError
 from proxreplay.evaluation import Measure, estimate
 from proxreplay.evaluation.measures import BY_KEY
+from proxreplay.files import replacing
 from proxreplay.report.curves import Curve, curves, task_accuracy_map
 from proxreplay.report.grouping import Group, Section
 from proxreplay.report.paper import paper
@@ -42,8 +43,8 @@ MOST_SWITCHES = 200  # more lines than that are a grey block
 
 def save(figure: "Figure", path: Path) -> None:
     """Write a figure; the ending of the path decides the format."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with replacing(path) as file:
+        figure.savefig(file, dpi=150, format=path.suffix.removeprefix("."))
 
 
 def over_time(section: Section, key: str) -> "Figure":

@@ -13,6 +13,7 @@ from proxreplay.batch import Batch, Inputs, length, named, part
 from proxreplay.errors import InputError
 from proxreplay.evaluation.diagnostics.borrow import borrowed_gradients
 from proxreplay.proximal.layers.calling import Called
+from proxreplay.proximal.rules.agem import AGEM
 from proxreplay.proximal.rules.base import GradientRule
 
 Loss = Callable[[nn.Module, Batch, Batch | None], Tensor]
@@ -82,6 +83,11 @@ class GradientRatios:
     ) -> None:
         if every < 1:
             raise InputError(f"GradientRatios: every={every}; give at least 1.")
+        if isinstance(rule, AGEM):
+            raise InputError(
+                "GradientRatios: A-GEM compares with a gradient that it takes after the loss, so "
+                "ratios would be those of the step before; leave diagnostics.gradients_every out."
+            )
         self.model = model
         self.rule = rule
         self.on_ratios = on_ratios
