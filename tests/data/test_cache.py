@@ -14,6 +14,7 @@ from proxreplay.data import cache
 from proxreplay.data.cache import Block, Decoded, Split, cached
 from proxreplay.data.roots import cache_folder, user_cache
 from proxreplay.errors import DataError
+from proxreplay.files import write_json
 from tests.data.data_samples import everything_below, write, write_files
 
 
@@ -125,10 +126,29 @@ def test_meta_data_that_does_not_fit_leads_to_a_rebuild(source, change):
     source.load()
     path = source.cache / "meta.json"
     meta = json.loads(path.read_text())
+    del meta["sha256"]
     change(meta)
-    path.write_text(json.dumps(meta))
+    write_json(path, meta)
     source.load()
     assert source.decoded == 2
+
+
+def test_a_changed_letter_in_the_meta_data_leads_to_a_rebuild(source):
+    classes = source.load().classes
+    path = source.cache / "meta.json"
+    path.write_text(path.read_text().replace(f'"{classes[0]}"', f'"{classes[0]}x"', 1))
+    assert source.load().classes == classes
+    assert source.decoded == 2
+
+
+def test_what_a_killed_builder_left_beside_its_cache_is_removed(source):
+    source.load()
+    unfinished = source.cache.with_name(f"{source.cache.name}.building")
+    write_files(unfinished, {"CACHEDIR.TAG": b"", ".meta.json.0123abcd.proxreplay-writing": b"{"})
+    source.cache.with_name(f"{source.cache.name}.lock").touch()
+    source.load()
+    assert source.decoded == 1
+    assert [path.name for path in source.cache.parent.iterdir()] == [source.cache.name]
 
 
 def test_wrong_labels_of_the_right_size_are_noticed(source):

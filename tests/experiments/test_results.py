@@ -193,8 +193,10 @@ def test_results_of_the_version_before_are_read(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "ema", online=True)
     values = json.loads((folder / "result.json").read_text())
     assert list(values) == [
-        *("acc", "aaa", "wc_acc", "validation_acc", "test_accuracy", "eval_every", "online")
+        *("acc", "aaa", "wc_acc", "validation_acc", "test_accuracy", "eval_every", "online"),
+        "sha256",
     ]
+    del values["sha256"]
     result = read_run(folder).result
     assert result is not None
     assert result.predictors == {"online": values["online"]}

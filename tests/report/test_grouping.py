@@ -135,7 +135,6 @@ def test_runs_in_every_state(tmp_path: Path) -> None:
         ("records.jsonl", '{"kind": "evaluation"}\n'),
         ("records.jsonl", "[]\n"),
         ("records.jsonl", ""),
-        ("environment.json", "x"),
     ],
 )
 def test_a_damaged_run_is_broken_and_the_others_are_not(
