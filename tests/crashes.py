@@ -8,6 +8,7 @@ operation, or with a damaged file. Nothing may be lost: the outcome is that of a
 import argparse
 import errno
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import cycle, islice
@@ -26,6 +27,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+import yaml
 from PIL import Image
 
 from proxreplay.data.trees import image_tree
@@ -117,7 +119,7 @@ class Run(Subject):
         return self.recorder.root / "run"
 
     @cached_property
-    def contents(self) -> Mapping[str, bytes]:
+    def contents(self) -> dict[str, Any]:
         return contents(self.whole)
 
     def check(self, place: Path, kept: int = 0) -> None:
@@ -172,6 +174,7 @@ class CustomRun(Run):
     def check(self, place: Path, kept: int = 0) -> None:
         with cache_in(place / "cache"):
             super().check(place, kept)
+            _data_of(self.home)  # a complete run needs no cache, so its leftovers may be there
         check_one_cache(place / "cache")
 
     def states(self) -> Iterator[tuple[Path, str]]:
@@ -455,9 +458,14 @@ def cache_in(folder: Path) -> Iterator[None]:
         yield
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """The files that must be the same to the last byte."""
-    return {name: (folder / name).read_bytes() for name in RESULTS}
+def contents(folder: Path) -> dict[str, Any]:
+    """What must be the same: settings, measures, and the records to the last byte."""
+    result = json.loads((folder / "result.json").read_bytes())
+    return {
+        "config.yaml": yaml.safe_load((folder / "config.yaml").read_bytes()),
+        "result.json": {key: value for key, value in result.items() if key != "sha256"},
+        "records.jsonl": (folder / "records.jsonl").read_bytes(),
+    }
 
 
 def check_one_cache(folder: Path) -> None:

@@ -151,7 +151,8 @@ def test_the_checkpoint_of_a_finished_run_is_removed_by_the_next_start(
 ) -> None:
     folder = tmp_path / "run"
     er.interrupt(folder)
-    shutil.copy(er.whole / "result.json", folder)
+    for name in ("records.jsonl", "result.json"):
+        shutil.copy(er.whole / name, folder)
     run(er.config, folder, OPTIONS)
     assert not (folder / "checkpoint").exists()
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from proxreplay import prequential
 from proxreplay.cli import app
+from proxreplay.errors import InputError
 from proxreplay.experiments.build import build_learner, build_stream
 from proxreplay.experiments.configure import configure, declared
 from proxreplay.experiments.results import Record, read_run
@@ -91,3 +92,10 @@ def _recomputed(tmp_path: Path, examples: int) -> float:
     *_, last = prequential(learner, stream)
     assert last.examples == examples
     return last.accuracy
+
+
+def test_ratios_of_agem_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    config = configure("split-digits", "er-agem", QUICK, {"diagnostics.gradients_every": 2})
+    with pytest.raises(InputError, match="A-GEM compares with a gradient that it takes after"):
+        run(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
