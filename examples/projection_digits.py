@@ -2,7 +2,7 @@
 
     python examples/projection_digits.py --seeds 5
 
-Five tasks of two digits each, every example once, three SGD steps a batch of ten, memory of 50.
+Five tasks of two digits each, every example once, three SGD steps per batch of ten, memory of 50.
 The methods without replay are on the command line: docs/rules.md, "On split-digits".
 """
 
@@ -40,6 +40,7 @@ def run(method: str, seed: int) -> tuple[float, float]:
         ClassBalancedMemory(50),
         RULES[method](model, STEPS * stream.trained_batches),
         loss=er,
+        averaging=None,
         lr=0.1,
         steps_per_batch=STEPS,
         transform=Transform(scale=16, mean=(0.305,), std=(0.376,)),
