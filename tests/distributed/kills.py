@@ -1,7 +1,8 @@
 """Two processes make a run and one of them is killed; the run is resumed and compared.
 
-``python -m tests.distributed.kills FOLDER KILLS`` prints what happened as JSON. The processes are
-forked from one that has imported everything, so that a start takes no time.
+``python -m tests.distributed.kills FOLDER KILLS [METHOD]`` prints what happened as JSON. The
+processes are forked from one that has imported everything, so that a start takes no time. Each
+keeps a part of the memory.
 """
 
 import json
@@ -27,7 +28,9 @@ from proxreplay.experiments.run import Interrupted, Progress, RunOptions, run
 SETTINGS = {
     **{"steps_per_batch": 1, "eval_every": 4, "refresh.every": 2, "capacity": 20},
     **{"stream.first": 2, "stream.limit": 100, "batch_size": 10},
+    **{"sharded": True},
 }
+METHOD = sys.argv[3] if __name__ == "__main__" and len(sys.argv) == 4 else "lpr-der"
 FORK = multiprocessing.get_context("fork")
 PATIENCE = 200  # seconds that a survivor may take on a busy machine
 
@@ -57,7 +60,7 @@ def work(folder: Path, rank: int, size: int, store: Path, every: int, blow: Blow
     where = f"file://{store}"
     if size > 1:
         dist.init_process_group("gloo", where, timeout, world_size=size, rank=rank)
-    config = configure("split-digits", "lpr-der", SETTINGS, {})
+    config = configure("split-digits", METHOD, SETTINGS, {})
     with stop_on_signals() as stop:
         try:
             on_progress = blow if blow is not None and blow.rank == rank else lambda progress: None
@@ -138,7 +141,7 @@ def main() -> None:
     root, kills = Path(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(1)
     short = {**SETTINGS, "stream.first": 1, "stream.limit": 20}
-    run(configure("split-digits", "lpr-der", short, {}), root / "first")  # imports everything
+    run(configure("split-digits", METHOD, short, {}), root / "first")  # imports everything
     codes = finish(start(root / "whole", "whole"))
     whole = contents(root / "whole")
     found = [kill_and_resume(root, number, whole) for number in range(kills)]

@@ -62,7 +62,9 @@ def stream(batches: int = BATCHES) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return found
 
 
-def make(method: str, processes: Processes, **options: Any) -> Learner:
+def make(
+    method: str, processes: Processes, shared: Processes | None = None, **options: Any
+) -> Learner:
     model = network()
     given = {
         "lr": 0.05,
@@ -72,7 +74,7 @@ def make(method: str, processes: Processes, **options: Any) -> Learner:
         "refresh_samples": 30,
     }
     parts = METHODS[method](model)
-    memory = ClassBalancedMemory(40)
+    memory = ClassBalancedMemory(40, shared_by=shared)
     return Learner(model, memory, processes=processes, **parts | given | options)
 
 
@@ -173,6 +175,57 @@ def test_what_two_processes_save_goes_on_with_two_or_one(
         alone.learn(x, y)
     assert len(alone.memory) == size
     assert float((weights(alone) - there).abs().max()) < 1e-10
+
+
+def learn_with_parts(folder: str) -> tuple[str, list[int], torch.Tensor]:
+    """A memory in parts beside a whole one: the same draws, deletions and bytes."""
+    processes = Processes.up(replicated=True, check_every=5)
+    whole, parts = make("lpr-der", processes), make("lpr-der", processes, shared=processes)
+    for i, (x, y) in enumerate(stream(24)):
+        one, other = whole.learn(x, y), parts.learn(x, y)
+        assert one.ids == other.ids
+        assert one.loss == other.loss
+        if i == 12:
+            some = whole.memory.ids[::3]
+            assert parts.forget(ids=some) == whole.forget(ids=some) == len(some)
+            assert parts.forget(label=1) == whole.forget(label=1) > 0
+            assert not set(some.tolist()) & set(parts.memory._storage.part.ids)
+    compare(processes, "parts", held(parts))
+    assert torch.equal(weights(whole), weights(parts))
+    assert torch.equal(whole.memory.ids, parts.memory.ids)
+    for mine, theirs in zip(whole.memory, parts.memory, strict=True):
+        assert mine.extras.keys() == theirs.extras.keys()
+        assert torch.equal(mine.inputs, theirs.inputs)
+        assert torch.equal(mine.labels, theirs.labels)
+    parts.save(f"{folder}/parts.safetensors")
+    return repr(parts.memory), parts.memory._storage.part.ids, weights(parts)
+
+
+def test_a_memory_in_parts_is_drawn_from_as_one(two: Pool, tmp_path: Path) -> None:
+    (said, first, there), (_, second, _) = two.run(learn_with_parts, str(tmp_path))
+    assert "in each of 2 processes" in said
+    assert {i % 2 for i in first} == {0}
+    assert {i % 2 for i in second} == {1}
+    alone = make("lpr-der", ALONE)
+    alone.load_state_dict(load_state(tmp_path / "parts.safetensors"))
+    assert sorted(alone.memory.ids.tolist()) == sorted([*first, *second])
+    assert torch.equal(weights(alone), there)
+    for found in two.run(go_on_in_parts, str(tmp_path)):
+        assert found == sorted(alone.memory.ids.tolist())
+
+
+def go_on_in_parts(folder: str) -> list[int]:
+    """What one process has saved, in parts of two; and a state without rows is refused."""
+    processes = Processes.up(replicated=True)
+    learner = make("lpr-der", processes, shared=processes)
+    learner.load_state_dict(load_state(Path(folder) / "parts.safetensors"))
+    state = learner.memory.state_dict()
+    if not processes.writes:
+        assert "only process 0 has the whole" in problem_of(
+            lambda: learner.memory.load_state_dict(state)
+        )
+    assert "give both the same processes" in problem_of(lambda: make("er", ALONE, shared=processes))
+    return sorted(learner.memory.ids.tolist())
 
 
 def batchnorm() -> tuple[list[str], torch.Tensor, str]:

@@ -120,7 +120,10 @@ def _floor(
 
 
 def _memory(config: RunConfig) -> Memory:
-    return UnlimitedMemory() if config.capacity is None else ClassBalancedMemory(config.capacity)
+    parts = current() if config.sharded else None
+    if config.capacity is None:
+        return UnlimitedMemory(shared_by=parts)
+    return ClassBalancedMemory(config.capacity, shared_by=parts)
 
 
 def _loss(config: RunConfig, method: Method) -> Loss:

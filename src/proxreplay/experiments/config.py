@@ -118,6 +118,7 @@ class RunConfig(Options):
         threads: CPU threads; the same number gives the same bits.
         device: such as cpu or cuda.
         compile: the training step by torch.compile, which changes the last bits.
+        sharded: whether each of several processes keeps a part of the memory only (docs/scale.md).
         network: a name such as mlp, or package.module:name, or file.py:name; none for the
             benchmark's own.
     """
@@ -135,6 +136,7 @@ class RunConfig(Options):
     threads: Annotated[int, partial(count, 1), partial(at_most, MAX_THREADS)] = 1
     device: str = "cpu"
     compile: bool = False
+    sharded: bool = False
     network: str | None = None
     stream: StreamSettings = field(default_factory=StreamSettings)
     loss: LossOptions = field(default_factory=LossOptions)

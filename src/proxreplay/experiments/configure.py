@@ -80,7 +80,7 @@ _OF_METHODS = (
     *("loss.", "averaging.", "distillation.", "lpr.", "refresh.", "step.", "projection."),
     *("klpr.", "floor."),
 )
-_OF_TRAINING = ("lr", "replay_batch", "steps_per_batch", "compile", "network")
+_OF_TRAINING = ("lr", "replay_batch", "steps_per_batch", "compile", "network", "sharded")
 _OF_RULES = ("diagnostics.gradients_every", "diagnostics.spectrum")
 _OF_BLURRY = ("stream.disjoint", "stream.blur")
 

@@ -122,7 +122,7 @@ class Learner(Saving, Admitting):
         super().__init__(model, averaging, transform, device, channels_last, call)
         self.memory = ClassBalancedMemory(LearnerOptions.capacity) if memory is None else memory
         self.rule = rule if rule is None else rule.called_by(call)
-        self.together = Together(processes, rule)
+        self.together = Together(processes, rule, self.memory)
         self.loss = loss
         self.lr = LearnerOptions.lr if lr is None and optimizer is None else lr
         self.steps_per_batch = steps_per_batch

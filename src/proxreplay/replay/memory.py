@@ -21,11 +21,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from proxreplay.batch import Batch, Inputs, each, is_input, named, unnamed
+from proxreplay.batch import Batch, Inputs, is_input, named, unnamed
+from proxreplay.distributed import ALONE, Processes
 from proxreplay.errors import InputError
 from proxreplay.options import count
 from proxreplay.replay.sampling import Group, distinct
-from proxreplay.replay.storage import Storage
+from proxreplay.replay.sharding import ShardedStorage, storage_for
 
 RESERVED = ("labels", "id", "position")
 
@@ -45,6 +46,8 @@ class Memory:
         capacity: how many examples at the most.
         capacity_bytes: instead of ``capacity``, how many bytes their rows may take.
         device: where the examples live; None for wherever the first batch is.
+        shared_by: processes that keep a part of the examples each (docs/scale.md); None if this
+            one keeps all.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Memory:
         *,
         capacity_bytes: int | None = None,
         device: torch.device | str | None = None,
+        shared_by: Processes | None = None,
     ) -> None:
         if (capacity is None) == (capacity_bytes is None):
             raise InputError(
@@ -60,17 +64,18 @@ class Memory:
                 "them, or take an UnlimitedMemory."
             )
         count(capacity=capacity, capacity_bytes=capacity_bytes)
-        self._set_up(capacity, capacity_bytes, device)
+        self._set_up(capacity, capacity_bytes, device, shared_by)
 
     def _set_up(
         self,
         capacity: int | None,
         capacity_bytes: int | None,
         device: torch.device | str | None,
+        shared_by: Processes | None,
     ) -> None:
         self.capacity = capacity
         self.capacity_bytes = capacity_bytes
-        self._storage = Storage(None if device is None else torch.device(device))
+        self._storage = storage_for(shared_by, device)
         self._groups: dict[int, Group] = {}
         self._quotas: dict[int, int] | None = None  # what the groups were last cut to
         self._counts: Counter[int] = Counter()
@@ -106,7 +111,8 @@ class Memory:
             limit = f"capacity_bytes={self.capacity_bytes}"
         made = f"{self._name}({'' if isinstance(self, UnlimitedMemory) else limit})"
         held = f"{len(self)} examples of {len(self._counts)} classes"
-        return f"{made}: {held}, {self.nbytes / 1e6:.1f} MB"
+        parts = "" if self.shared_by.alone else f" in each of {self.shared_by.size} processes"
+        return f"{made}: {held}, {self.nbytes / 1e6:.1f} MB{parts}"
 
     def __contains__(self, identity: int) -> bool:
         """Whether the example with this id is stored."""
@@ -115,6 +121,11 @@ class Memory:
     def __iter__(self) -> Iterator[Batch]:
         """Every example once, as `batches` of the default size."""
         return self.batches()
+
+    @property
+    def shared_by(self) -> Processes:
+        """The processes that keep a part of the examples each; `ALONE` if this one keeps all."""
+        return self._storage.processes if isinstance(self._storage, ShardedStorage) else ALONE
 
     @property
     def class_counts(self) -> dict[int, int]:
@@ -186,16 +197,16 @@ class Memory:
     def inputs(self, n: int | None = None, generator: torch.Generator | None = None) -> Inputs:
         """Copies of the stored inputs, all or a random ``n``, for a refresh."""
         self._check_not_empty("inputs")
-        stored = unnamed(self._storage.tensors)
         count(n=n)
-        if n is None or n >= len(self):
-            return each(stored, lambda tensor: tensor[: len(self)].clone())
-        if generator is None:
-            raise InputError(
-                f"{self._name}.inputs: n={n} without a generator; give one, or n=None for all."
-            )
-        rows = distinct(n, len(self), generator)
-        return each(stored, lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
+        rows: Tensor | slice = slice(0, len(self))
+        if n is not None and n < len(self):
+            if generator is None:
+                raise InputError(
+                    f"{self._name}.inputs: n={n} without a generator; give one, or n=None for all."
+                )
+            rows = distinct(n, len(self), generator)
+        names = [name for name in self._storage.fields if is_input(name)]
+        return unnamed(self._storage.gather(rows, names))
 
     def batches(self, size: int = 256) -> Iterator[Batch]:
         """Every example once, in batches of ``size``; the memory must not change meanwhile."""
@@ -260,7 +271,6 @@ class Memory:
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what happens next: tensors (copies), numbers and strings."""
         weights = {i: w for group in self._groups.values() for w, i in group.heap}
-        size = len(self)
         return {
             "kind": self._name,
             "capacity": self.capacity,
@@ -271,7 +281,7 @@ class Memory:
             "weights": torch.tensor(
                 [weights.get(i, math.nan) for i in self._storage.ids], dtype=torch.float64
             ),
-            "fields": self._storage.gather(slice(0, size)),
+            "fields": self._storage.everything(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -285,7 +295,12 @@ class Memory:
                 f"{saved} was saved; make the memory as it was."
             )
         fields: dict[str, Tensor] = state["fields"]
-        storage = Storage(self._storage.device)
+        if not fields and len(state["weights"]):
+            raise InputError(
+                f"{self._name}.load_state_dict: of a memory in parts only process 0 has the whole "
+                "state; load what it has saved."
+            )
+        storage = self._storage.fresh()
         groups = {name: Group(bar=bar) for name, bar in state["bars"].items()}
         counts: Counter[int] = Counter()
         if fields:
@@ -439,10 +454,16 @@ class UnlimitedMemory(Memory):
 
     Args:
         device: where the examples live; None for wherever the first batch is.
+        shared_by: as for `Memory`.
     """
 
-    def __init__(self, *, device: torch.device | str | None = None) -> None:
-        self._set_up(None, None, device)
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        shared_by: Processes | None = None,
+    ) -> None:
+        self._set_up(None, None, device, shared_by)
 
     def _weights(self, ids: range, generator: torch.Generator) -> list[float]:
         return []

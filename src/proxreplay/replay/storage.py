@@ -34,6 +34,15 @@ class Storage:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def fresh(self) -> "Storage":
+        """An empty one like this."""
+        return Storage(self.device)
+
+    @property
+    def fields(self) -> Mapping[str, Tensor]:
+        """What is stored of every row."""
+        return self.tensors
+
     @property
     def nbytes(self) -> int:
         """Bytes allocated for rows."""
@@ -47,18 +56,19 @@ class Storage:
 
     def checked(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
         """The rows that will be stored; an `InputError` unless they fit what is there."""
-        if not self.tensors:
+        fields = self.fields
+        if not fields:
             return rows
-        if WEIGHT in self.tensors and WEIGHT not in rows:
-            ones = self.tensors[WEIGHT].new_ones(len(rows["labels"]))
+        if WEIGHT in fields and WEIGHT not in rows:
+            ones = fields[WEIGHT].new_ones(len(rows["labels"]))
             rows = {**rows, WEIGHT: ones}
-        if rows.keys() - {WEIGHT} != self.tensors.keys() - {WEIGHT}:
+        if rows.keys() - {WEIGHT} != fields.keys() - {WEIGHT}:
             raise InputError(
-                f"memory: a batch with the fields {sorted(rows)} but {sorted(self.tensors)} are "
+                f"memory: a batch with the fields {sorted(rows)} but {sorted(fields)} are "
                 "stored; give every batch the same extras, or start a new memory."
             )
         for name, row in rows.items():
-            stored = self.tensors.get(name, row)
+            stored = fields.get(name, row)
             if row.dtype != stored.dtype:
                 raise InputError(
                     f"memory: {name} of dtype {row.dtype} but {stored.dtype} is stored; convert "
@@ -102,12 +112,19 @@ class Storage:
             self._reserve(after, rows, limit)
             self._write(targets, ids, rows)
 
-    def gather(self, slots: Tensor | slice) -> dict[str, Tensor]:
-        """Copies of the rows in some slots."""
+    def gather(
+        self, slots: Tensor | slice, names: Sequence[str] | None = None
+    ) -> dict[str, Tensor]:
+        """Copies of the rows in some slots; of some fields, or of all for None."""
+        some = {n: one for n, one in self.tensors.items() if names is None or n in names}
         if isinstance(slots, slice):
-            return {name: tensor[slots].clone() for name, tensor in self.tensors.items()}
+            return {name: tensor[slots].clone() for name, tensor in some.items()}
         index = slots.to(self.device)
-        return {name: tensor.index_select(0, index) for name, tensor in self.tensors.items()}
+        return {name: tensor.index_select(0, index) for name, tensor in some.items()}
+
+    def everything(self) -> dict[str, Tensor]:
+        """Copies of all rows."""
+        return self.gather(slice(0, len(self)))
 
     def to(self, device: torch.device) -> None:
         """Move all rows to another device."""
@@ -118,8 +135,8 @@ class Storage:
     def _shape(self, name: str, row: Tensor) -> tuple[int, ...]:
         """The shape of one row of a field that holds both what is there and ``row``."""
         shape = tuple(row.shape[1:])
-        if name in self.tensors and _is_elastic(name, row):
-            return (*shape[:-1], max(shape[-1], self.tensors[name].shape[-1]))
+        if name in self.fields and _is_elastic(name, row):
+            return (*shape[:-1], max(shape[-1], self.fields[name].shape[-1]))
         return shape
 
     def _reserve(self, size: int, rows: Mapping[str, Tensor], limit: int | None) -> None:

@@ -14,6 +14,7 @@ from proxreplay.distributed.agreement import digests
 from proxreplay.errors import InputError
 from proxreplay.proximal.rules.base import GradientRule
 from proxreplay.replay.joining import joined
+from proxreplay.replay.memory import Memory
 from proxreplay.replay.saving import state_of
 from proxreplay.seeding import seeded
 
@@ -26,22 +27,30 @@ END = "end"  # said in place of a batch when a stream is over
 class Together:
     """The processes of a learner. Alone, nothing here does anything.
 
-    All of them hold the same memory, generators and weights. Each computes a share of every joint
-    batch; what they make of it is the same in all.
+    All of them hold the same memory (or parts of it), generators and weights. Each computes a share
+    of every joint batch; what they make of it is the same in all.
 
     Args:
         processes: None for those of torch's default process group, if one is up, each with its own
             share of the stream.
         rule: which is handed the same examples in all of them.
+        memory: the same in all of them, whole or in parts.
     """
 
-    def __init__(self, processes: Processes | None, rule: GradientRule | None) -> None:
+    def __init__(
+        self, processes: Processes | None, rule: GradientRule | None, memory: Memory
+    ) -> None:
         self._given = processes
         self._rule = rule
+        parts, size = memory.shared_by, self.processes.size
+        if parts.size not in (1, size):
+            raise InputError(
+                f"Learner: {parts.size} processes keep a part of the memory each, but {size} learn "
+                "together; give both the same processes."
+            )
         self._compared = False
         self._own = slice(None)  # rows of the joint batch that this process was handed
         self._rows = 0  # of the step under way
-        _ = self.processes  # the rule is to know them, also before the first batch
 
     @property
     def processes(self) -> Processes:
