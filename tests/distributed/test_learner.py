@@ -112,7 +112,7 @@ def test_two_processes_learn_what_one_learns(two: Pool, method: str) -> None:
 
 @pytest.mark.parametrize("method", REQUIRED if SLOW else ["lpr-er"])
 def test_four_processes_learn_what_one_learns(four: Pool, method: str) -> None:
-    batches = BATCHES if SLOW else 20
+    batches = BATCHES if SLOW else 12
     one = learn_alone(method, batches)
     for found in four.run(learn_together, method, batches):
         assert float((found - one).abs().max()) < 1e-10
