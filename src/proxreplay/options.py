@@ -119,7 +119,8 @@ class LPROptions(Options, prefix="lpr."):
     Args:
         omega_0: strength as in the paper; none for one that sets itself (docs/strength.md).
         beta: with omega_0, how fast the strength falls with the number of rows per example.
-        tolerance: largest error of the shrinkage in wide layers; 0 is exact (docs/speed.md).
+        tolerance: largest error of the shrinkage in wide layers with omega_0; without, wide layers
+            keep an eighth of their directions; 0 is exact (docs/speed.md).
         rolling: decay of the moving average over refreshes; 0 uses only the newest examples.
         reference: authors for BatchNorm's statistic as in the released code, else paper.
         statistics: refresh: from passes over the memory; step: from the training steps themselves.
@@ -172,7 +173,8 @@ class KroneckerOptions(Options, prefix="klpr."):
         form: inverses, exact, or auto for exact where that costs next to nothing.
         fisher: loss: gradients of the loss itself; sampled or exact: of the model's predictions.
         norms: normalisation layers: treat, or plain gradient.
-        tolerance: largest error of the inputs' shrinkage in wide layers; 0 is exact.
+        tolerance: with tau, largest error of the inputs' shrinkage in wide layers; else these keep
+            an eighth of their directions; 0 is exact.
         tau: absolute damping in place of a strength, as OCAR has it; none for the strength.
         tau_growth: what tau gains per step.
     """
@@ -187,7 +189,7 @@ class KroneckerOptions(Options, prefix="klpr."):
     tau_growth: Amount = 0.0
 
 
-KRONECKER_STEPS = StepOptions(every=3, rebuild=3, decay=0.95, incoming=1.0, balance=True)
+KRONECKER_STEPS = StepOptions(every=15, rebuild=1, decay=0.8, incoming=1.0, balance=True)
 
 
 @dataclass(frozen=True)

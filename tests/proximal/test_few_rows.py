@@ -4,10 +4,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from proxreplay import LPR
+from proxreplay import LPR, KroneckerLPR
+from proxreplay.options import StepOptions
 from proxreplay.proximal.shrinkage.forms import DenseShrinkage, shrinkage_from_state
 from proxreplay.proximal.shrinkage.inverse import dense_inverse_
 from proxreplay.proximal.shrinkage.rowspace import RowShrinkage, row_inverse
+from proxreplay.proximal.shrinkage.twosided import SidesShrinkage
 from proxreplay.proximal.statistics.decay import Aged, aged
 from proxreplay.proximal.statistics.few import FewRows, most_rows
 from proxreplay.proximal.statistics.statistic import Statistic
@@ -132,3 +134,28 @@ def test_rows_that_are_not_finite_are_refused() -> None:
     bad[3, 5] = float("nan")
     with pytest.raises(Exception, match="not finite"):
         lpr.refresh(bad)
+
+
+def test_the_two_sided_rule_has_both_sides_of_a_layer_with_few_rows() -> None:
+    """By steps on 20 rows of 600 columns, against one that adds Gram matrices up."""
+    made = {}
+    for tolerance in (0.05, 0.0):
+        model = network()
+        rule = KroneckerLPR(model, tolerance=tolerance, steps=StepOptions(1, 2, 0.5, 1.0))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        rule.attach(optimizer)
+        for seed in range(4):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(rows(20, seed)[0]), torch.arange(20) % 3).backward()
+            optimizer.step()
+        made[tolerance] = rule
+    fast, slow = made[0.05].shrinkage("0"), made[0.0].shrinkage("0")
+    assert not made[0.05].one_sided
+    assert isinstance(fast, SidesShrinkage)
+    assert isinstance(fast.right, RowShrinkage)
+    M = rows(8, 9, D + 1)
+    torch.testing.assert_close(fast.apply(M), slow.apply(M))
+    again = network()
+    rule = KroneckerLPR(again, steps=StepOptions(1, 2, 0.5, 1.0))
+    rule.load_state_dict(made[0.05].state_dict())
+    assert torch.equal(rule.shrinkage("0").apply(M), fast.apply(M))

@@ -56,7 +56,7 @@ def test_the_exact_form_is_the_inverse_of_the_dense_metric(d, out, groups, omega
 
 
 def sides(A, B, omega):
-    pi, root = balance(A, B), omega**0.5
+    pi, root = balance(A.diagonal(dim1=1, dim2=2), B), omega**0.5
     right = DenseShrinkage(dense_inverse_(A.clone(), root / pi))
     return SidesShrinkage(left_shrinkage(B, root * pi, A.dtype), right)
 

@@ -35,6 +35,7 @@ from proxreplay.proximal.shrinkage.twosided import (
 )
 from proxreplay.proximal.statistics.collect import Source
 from proxreplay.proximal.statistics.decay import Aged
+from proxreplay.proximal.statistics.few import FewRows
 from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
 
@@ -139,8 +140,8 @@ class KroneckerLPR(StepwiseRule):
         total, count = 0.0, 0
         for average in averages.values():
             one = average.mean
-            if isinstance(one, Statistic) and one.H is not None:
-                n = one.G.shape[0] * one.G.shape[1] * one.H.shape[1]
+            if isinstance(one, Statistic | FewRows) and one.H is not None:
+                n = one.diagonal.numel() * one.H.shape[1]
                 total += n * curvature(one) / average.weight**2
                 count += n
         self._curvature = total / count if count else 1.0
@@ -148,9 +149,9 @@ class KroneckerLPR(StepwiseRule):
         self._one_sided = {name: why for name, why in reasons.items() if why is not None}
 
     def _why_one_sided(self, statistic: Statistic | Sketch) -> str | None:
-        if isinstance(statistic, Sketch):
+        if not isinstance(statistic, Statistic | FewRows):
             why = f"more than max_dim = {self.max_dim} columns"
-        elif statistic.picked is not None:
+        elif isinstance(statistic, Statistic) and statistic.picked is not None:
             why = "an Embedding shares its weight"
         elif statistic.H is None:
             why = "the layout of its outputs is not known"
@@ -167,23 +168,26 @@ class KroneckerLPR(StepwiseRule):
         before = self._treatments.get(site.name)
         last = None if before is None else before.factor
         last = last.right if isinstance(last, SidesShrinkage) else last
-        H = statistic.H if isinstance(statistic, Statistic) else None
-        if H is None or (isinstance(statistic, Statistic) and statistic.picked is not None):
+        if self._why_one_sided(statistic) is not None:
             return self._from_one_side(site, statistic, omega, gain, last)
-        assert isinstance(statistic, Statistic)
-        A, B = statistic.G.to(statistic.dtype) / n, H / n
+        assert isinstance(statistic, Statistic | FewRows) and statistic.H is not None
+        B = statistic.H / n
+        exactly = self._exactly(statistic.diagonal.shape[1], B.shape[1])
+        if isinstance(statistic, FewRows) and (exactly or B.shape[1] == 1):
+            statistic = statistic.dense()
         factor: Shrinkage
-        if B.shape[1] == 1:
+        if isinstance(statistic, Statistic) and B.shape[1] == 1:
+            A = statistic.G.to(statistic.dtype) / n
             factor = _scaled(DenseShrinkage(dense_inverse_(A * B.to(A.dtype), omega)), gain)
-        elif self._exactly(A.shape[1], B.shape[1]):
-            factor = exact_shrinkage(A, B, omega, gain)
+        elif isinstance(statistic, Statistic) and exactly:
+            factor = exact_shrinkage(statistic.G.to(statistic.dtype) / n, B, omega, gain)
         else:
-            pi = balance(A, B)
+            pi = balance(statistic.diagonal.to(B.device, B.dtype) / n, B)
             root = omega**0.5
             right = self._right(site, statistic, root / pi / n, last)
             if isinstance(right, str):
                 return right
-            factor = SidesShrinkage(left_shrinkage(B, root * pi, A.dtype), right, gain)
+            factor = SidesShrinkage(left_shrinkage(B, root * pi, right.dtype), right, gain)
         return Treatment(site, factor, statistic.positions, omega)
 
     def _damping(self, statistic: Statistic | Sketch) -> tuple[float, float]:
@@ -193,8 +197,8 @@ class KroneckerLPR(StepwiseRule):
             tau, weight = self.tau + self.tau_growth * self._sums.steps, self._sums.mean_weight
             return weight / tau, 1 / tau
         own = self._curvature
-        if self.scope == "layer" and isinstance(statistic, Statistic) and statistic.H is not None:
-            own = curvature(statistic)
+        if self.scope == "layer" and isinstance(statistic, Statistic | FewRows):
+            own = own if statistic.H is None else curvature(statistic)
         return (self.strength / own if own > 0 else 0.0), 1.0
 
     def _exactly(self, d: int, out: int) -> bool:
@@ -210,6 +214,7 @@ class KroneckerLPR(StepwiseRule):
             pace=self._pace,
             out=site.out(unwrap(self.model), statistic.d),
             before=last,
+            cheap=self.tau is None,
         )
 
     def _from_one_side(
@@ -244,10 +249,10 @@ class KroneckerLPR(StepwiseRule):
         self._one_sided = dict(state["one_sided"])
 
 
-def curvature(statistic: Statistic) -> float:
+def curvature(statistic: Statistic | FewRows) -> float:
     """The mean eigenvalue of ``B (x) A`` over all groups."""
     assert statistic.H is not None
-    a = statistic.G.diagonal(dim1=1, dim2=2).mean(dim=1).double()
+    a = statistic.diagonal.mean(dim=1).double()
     b = statistic.H.diagonal(dim1=1, dim2=2).mean(dim=1).double()
     return float((a * b).mean()) / statistic.samples**2
 

@@ -59,7 +59,8 @@ class LPR(IncomingRule):
             spared (``n_eff = 1``).
         tolerance: how far ``Lambda`` may be off (in the spectral norm, so each eigenvalue) where
             that is cheaper: layers of 512 columns or more keep only the directions that matter,
-            found from those of the refresh before. 0 is exact.
+            found from those of the refresh before. 0 is exact. Without ``omega_0`` such layers
+            keep an eighth of their directions, and the others by their mean (docs/speed.md).
         rolling: decay of the moving average of statistics over refreshes. With 0.8, refreshes from
             a small part of the memory see over time what one from all of it would see, though with
             the network as it was then. 0 uses only the newest examples.
@@ -147,6 +148,7 @@ class LPR(IncomingRule):
             pace=self._pace,
             out=site.out(model, statistic.d),
             before=None if before is None else before.factor,
+            cheap=isinstance(self.strength, RelativeStrength),
         )
         return Lambda if isinstance(Lambda, str) else Treatment(site, Lambda, n_eff, omega)
 

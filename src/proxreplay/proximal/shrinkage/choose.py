@@ -8,11 +8,12 @@ from torch import Tensor
 from proxreplay.proximal.shrinkage.forms import DenseShrinkage, Shrinkage, SpectralShrinkage
 from proxreplay.proximal.shrinkage.inverse import dense_inverse_, spectral_inverse, tied_inverse
 from proxreplay.proximal.shrinkage.rowspace import row_inverse
-from proxreplay.proximal.shrinkage.spectral import Pace, follow, most_that_pays
+from proxreplay.proximal.shrinkage.spectral import Pace, follow, leading, most_that_pays
 from proxreplay.proximal.statistics.few import FewRows
 from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
 
+COLUMNS_PER_DIRECTION = 8  # a quarter of the products of a dense factor
 SPECTRAL_FROM = 512  # columns; below, a product costs less than finding out how to save it
 
 
@@ -24,6 +25,7 @@ def shrinkage_of(
     pace: Pace,
     out: int,
     before: Shrinkage | None = None,
+    cheap: bool = False,
 ) -> Shrinkage | str:
     """``(I + omega Z'Z)^-1``, or why there is none.
 
@@ -34,6 +36,8 @@ def shrinkage_of(
         pace: how often refreshes come.
         out: rows of the gradient per group.
         before: the shrinkage of the refresh before, whose directions are followed.
+        cheap: whether a wide layer gets as many directions as cost a quarter of its products, and
+            the mean of all others, whatever the error.
     """
     if isinstance(statistic, FewRows):
         return row_inverse(statistic.B, omega)
@@ -43,6 +47,10 @@ def shrinkage_of(
     if statistic.picked is not None:
         return tied_inverse(G, statistic.picked.to(G), statistic.d, omega)
     if tolerance > 0 and len(G) == 1 and G.shape[1] >= SPECTRAL_FROM:
+        if cheap:
+            known = isinstance(before, SpectralShrinkage) and before.width == G.shape[1]
+            start = before.followed[0].to(G) if known else None  # type: ignore[union-attr]
+            return leading(G[0], omega, G.shape[1] // COLUMNS_PER_DIRECTION, start)
         few = _leading_directions(G[0], omega, tolerance, pace, out, before)
         if few is not None:
             return few

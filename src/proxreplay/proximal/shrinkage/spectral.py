@@ -110,6 +110,40 @@ def follow(
     return None
 
 
+def leading(G: Tensor, omega: float, rank: int, start: Tensor | None = None) -> SpectralShrinkage:
+    """``(I + omega G)^-1`` by the leading directions of ``G``, all others by their mean.
+
+    With ``m = (tr G - sum s) / (d - rank)``, the mean eigenvalue of the rest, it is the inverse of
+    ``I + omega (U diag(s) U' + m (I - U U'))``, a metric of the same trace. Its cost is known
+    beforehand, whatever the spectrum is.
+
+    Args:
+        G: ``[d, d]``, symmetric positive semi-definite.
+        omega: the strength.
+        rank: how many directions, less than ``d``.
+        start: ``[d, k]``, orthonormal columns to start from, those of a similar matrix; None for
+            random ones and a second round.
+    """
+    d, count = len(G), min(len(G), rank + NEW)
+    rng = torch.Generator().manual_seed(d)
+    more = count - (0 if start is None else min(start.shape[1], rank))
+    R = torch.randn(d, more, generator=rng, dtype=torch.float32).to(G)
+    Q = torch.linalg.qr(R).Q if start is None else _joined(start[:, -rank:], R)
+    found = None
+    for _ in range(2 if start is None else 1):
+        found = _leading(G, Q)
+        Q = Q if found is None else found[1]
+    if found is None or found[0].shape[0] == 0:  # all of G is rounding
+        s, U = G.new_zeros(0), G[:, :0]
+    else:
+        s, U = found[0][-rank:], found[1][:, -rank:]
+    rest = max(0.0, float(G.diagonal().sum() - s.sum()) / (d - len(s)))
+    s = s.clamp_min(rest)
+    scale = 1 / (1 + omega * rest)
+    f = 1 - (1 + omega * rest) / (1 + omega * s)
+    return SpectralShrinkage(U.contiguous()[None], f[None], scale)
+
+
 def followed(rank: int) -> int:
     """How many directions are followed where ``rank`` were kept."""
     return int((1 + SPARE) * rank) + NEW

@@ -132,9 +132,14 @@ def exact_shrinkage(A: Tensor, B: Tensor, omega: float, gain: float = 1.0) -> Ei
     return EigenShrinkage(U, a.clamp_min(0), V, b.clamp_min(0) * omega, A.new_tensor(gain))
 
 
-def balance(A: Tensor, B: Tensor) -> float:
-    """``pi = sqrt((tr A / d) / (tr B / out))`` over all groups; 1 where either is 0."""
-    a, b = mean_eigenvalue(A), mean_eigenvalue(B)
+def balance(diagonal: Tensor, B: Tensor) -> float:
+    """``pi = sqrt((tr A / d) / (tr B / out))`` over all groups; 1 where either is 0.
+
+    Args:
+        diagonal: of ``A``, ``[groups, d]``.
+        B: ``[groups, out, out]``.
+    """
+    a, b = float(diagonal.mean()), mean_eigenvalue(B)
     return (a / b) ** 0.5 if a > 0 and b > 0 else 1.0
 
 

@@ -49,6 +49,11 @@ class FewRows(Sketch):
             B = newest * torch.where(kept > 0, all_of / kept, 1.0).sqrt()
         return replace(self, B=B, rows=before.rows * stays + rows, H=H)
 
+    @property
+    def diagonal(self) -> Tensor:
+        """Of ``Z'Z``, ``[1, D]``."""
+        return self.B.square().sum(dim=1)
+
     def dense(self) -> Statistic:
         """The same as a Gram matrix."""
         B = self.B.to(torch.float32 if self.B.device.type == "mps" else torch.float64)

@@ -39,6 +39,11 @@ class Statistic:
         """``n_eff``: rows per example."""
         return self.rows / self.samples
 
+    @property
+    def diagonal(self) -> Tensor:
+        """Of ``G``, ``[groups, D]``."""
+        return self.G.diagonal(dim1=1, dim2=2)
+
     def fits(self, other: Any) -> bool:
         """Whether another statistic is of the same columns."""
         return (
