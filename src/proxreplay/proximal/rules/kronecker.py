@@ -170,7 +170,8 @@ class KroneckerLPR(StepwiseRule):
         last = last.right if isinstance(last, SidesShrinkage) else last
         if self._why_one_sided(statistic) is not None:
             return self._from_one_side(site, statistic, omega, gain, last)
-        assert isinstance(statistic, Statistic | FewRows) and statistic.H is not None
+        assert isinstance(statistic, Statistic | FewRows)
+        assert statistic.H is not None
         B = statistic.H / n
         exactly = self._exactly(statistic.diagonal.shape[1], B.shape[1])
         if isinstance(statistic, FewRows) and (exactly or B.shape[1] == 1):
