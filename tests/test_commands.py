@@ -5,10 +5,15 @@ Each call then goes through the real command line up to the point where runs wou
 options, methods, benchmarks and settings fail. Those of the guide are run, shortened.
 """
 
+import contextlib
+import functools
+import io
 import os
 import re
+import runpy
 import shlex
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -111,9 +116,23 @@ def check_module(rest: list[str]) -> None:
     file = ROOT.joinpath(*rest[1].split("."))
     file = file / "__main__.py" if file.is_dir() else file.with_suffix(".py")
     require(file.exists(), f"no module {rest[1]}")
-    source = file.read_text() + (ROOT / "benchmarks" / "timing.py").read_text()
-    for option in (word for word in rest[2:] if word.startswith("--")):
-        require(f'"{option}"' in source, f"{rest[1]} has no {option}")
+    options = [word for word in rest[2:] if word.startswith("--")]
+    known = help_of(file) if options else ""
+    for option in options:
+        require(re.search(rf"{option}\b(?!-)", known), f"{rest[1]} has no {option}")
+
+
+@functools.cache
+def help_of(file: Path) -> str:
+    """What a program says about its options; it gets no further than that."""
+    printed = io.StringIO()
+    argv, sys.argv = sys.argv, [file.name, "--help"]
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+            runpy.run_path(str(file), run_name="__main__")
+    finally:
+        sys.argv = argv
+    return printed.getvalue()
 
 
 def check_proxreplay(rest: list[str]) -> None:
