@@ -9,7 +9,6 @@ its parts that takes one.
 """
 
 import inspect
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -19,21 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
 from proxreplay.distributed import CallShare, share_of_call
 from proxreplay.errors import InputError
-from proxreplay.proximal.gram.rows import ColumnRows, Rows, span_of
+from proxreplay.proximal.gram.rows import Rows, span_of
 from proxreplay.proximal.layers.capture import full_precision, rows_function, untouched
+from proxreplay.proximal.layers.hooks import ModuleHook
 from proxreplay.proximal.layers.layout import MASK, Layout, has_two_sides
 from proxreplay.proximal.layers.outputs import find_output
 from proxreplay.proximal.layers.registry import RowsFunction, rows_by_map
 from proxreplay.proximal.layers.sites import Member, Site
-from proxreplay.proximal.layers.torch_layers import batchnorm_rows, instancenorm_rows
+from proxreplay.proximal.layers.torch_layers import IN_TRAINING
 from proxreplay.proximal.layers.verify import Verifier
 
 
@@ -145,18 +142,18 @@ class StepWatch:
 
     def install(self) -> None:
         """Put the hooks in place."""
-        begin = _Hook(self.model, self._begin)
+        begin = ModuleHook(self.model, self._begin)
         self._handles.append(self.model.register_forward_pre_hook(begin, with_kwargs=True))
         for module in _takers(self.model):
             if module is not self.model:
-                hook = _Hook(module, self._begin_part)
+                hook = ModuleHook(module, self._begin_part)
                 self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
         for name in self._at:
             module = self.model.get_submodule(name)
-            hook = _Hook(module, self._called, name)
+            hook = ModuleHook(module, self._called, name)
             self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
         if self.fisher != "loss":
-            end = _Hook(self.model, self._end)
+            end = ModuleHook(self.model, self._end)
             self._handles.append(self.model.register_forward_hook(end, with_kwargs=True))
 
     def remove(self) -> None:
@@ -362,51 +359,6 @@ class _Call:
         if D is None or span is None:
             return None
         return D[:, span] if keep is None else D[:, span][:, keep]
-
-
-class _Hook:
-    """A hook for one module: copies of the module do not have it."""
-
-    def __init__(self, module: nn.Module, then: Callable[..., None], *first: str) -> None:
-        self.module = module
-        self.then = then
-        self.first = first
-        if "torch._dynamo" in sys.modules:
-            self.then = torch.compiler.disable(then)
-
-    def __call__(self, module: nn.Module, *rest: Any) -> None:
-        if module is self.module:
-            self.then(*self.first, module, *rest)
-
-    def __reduce__(self) -> tuple[type["_NoHook"], tuple[()]]:
-        return _NoHook, ()
-
-
-class _NoHook:
-    """What a copy has in place of a hook."""
-
-    def __call__(self, *anything: Any) -> None:
-        """Nothing."""
-
-
-def training_batchnorm_rows(layer: _BatchNorm, input: Tensor) -> Rows:
-    """``z`` as BatchNorm has it in training: normalised by mean and variance of the batch."""
-    if not layer.training:
-        return batchnorm_rows(layer, input)
-    return ColumnRows(F.batch_norm(input, None, None, training=True, momentum=0, eps=layer.eps))
-
-
-def training_instancenorm_rows(layer: _InstanceNorm, input: Tensor) -> Rows:
-    """``z`` as InstanceNorm has it in training."""
-    if not layer.training or input.ndim < layer._get_no_batch_dim() + 1:
-        return instancenorm_rows(layer, input)
-    return ColumnRows(F.instance_norm(input, use_input_stats=True, eps=layer.eps))
-
-
-IN_TRAINING: dict[type[nn.Module], RowsFunction] = {
-    _BatchNorm: training_batchnorm_rows,
-    _InstanceNorm: training_instancenorm_rows,
-}
 
 
 def _backward() -> int:

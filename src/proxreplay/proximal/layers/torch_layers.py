@@ -1,4 +1,4 @@
-"""How each layer type of torch turns its input into rows ``Z``: one small function a layer.
+"""How each layer type of torch turns its input into rows ``Z``: one small function per layer.
 
 The shape they share is described in `registry`. Arguments are named as in the layer's ``forward``.
 """
@@ -16,7 +16,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from proxreplay.proximal.gram.patches import PatchRows
 from proxreplay.proximal.gram.rows import ColumnRows, DenseRows, Rows, span_of
-from proxreplay.proximal.layers.registry import LinearMap, Part, register_layer
+from proxreplay.proximal.layers.registry import LinearMap, Part, RowsFunction, register_layer
 
 
 @register_layer(nn.Linear)
@@ -231,3 +231,23 @@ def _batched(x: Tensor, spatial: int) -> Tensor:
 def rows_by_element(x: Tensor, dims: int) -> Tensor:
     """``[*positions, *shape]`` as ``[elements, rows, 1]`` with ``shape`` the last ``dims``."""
     return x.flatten(-dims).reshape(-1, x.shape[-dims:].numel()).T[:, :, None]
+
+
+def training_batchnorm_rows(layer: _BatchNorm, input: Tensor) -> Rows:
+    """``z`` as BatchNorm has it in training: normalised by mean and variance of the batch."""
+    if not layer.training:
+        return batchnorm_rows(layer, input)
+    return ColumnRows(F.batch_norm(input, None, None, training=True, momentum=0, eps=layer.eps))
+
+
+def training_instancenorm_rows(layer: _InstanceNorm, input: Tensor) -> Rows:
+    """``z`` as InstanceNorm has it in training."""
+    if not layer.training or input.ndim < layer._get_no_batch_dim() + 1:
+        return instancenorm_rows(layer, input)
+    return ColumnRows(F.instance_norm(input, use_input_stats=True, eps=layer.eps))
+
+
+IN_TRAINING: dict[type[nn.Module], RowsFunction] = {
+    _BatchNorm: training_batchnorm_rows,
+    _InstanceNorm: training_instancenorm_rows,
+}

@@ -1,0 +1,34 @@
+"""Hooks that belong to one module: a copy or a pickle of the module does not have them."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class ModuleHook:
+    """A hook for one module: copies of the module do not have it."""
+
+    def __init__(self, module: nn.Module, then: Callable[..., None], *first: str) -> None:
+        self.module = module
+        self.then = then
+        self.first = first
+        if "torch._dynamo" in sys.modules:
+            self.then = torch.compiler.disable(then)
+
+    def __call__(self, module: nn.Module, *rest: Any) -> None:
+        """Hand on a call of the module."""
+        if module is self.module:
+            self.then(*self.first, module, *rest)
+
+    def __reduce__(self) -> tuple[type["_NoHook"], tuple[()]]:
+        return _NoHook, ()
+
+
+class _NoHook:
+    """What a copy has in place of a hook."""
+
+    def __call__(self, *anything: Any) -> None:
+        """Nothing."""
