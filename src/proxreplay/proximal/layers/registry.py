@@ -5,7 +5,7 @@ and parameters ``W: [groups, out, d]`` (columns ``[weight | bias]``), as
 
     output[g, r] = W[g] z[g, r] (+ whatever does not depend on W).
 
-A Linear has one group, a grouped convolution one a group, a BatchNorm one a channel with
+A Linear has one group, a grouped convolution one per group, a BatchNorm one per channel with
 ``z = (x_hat, 1)``. A layer type contributes one function from its input to ``Z`` (without the bias
 column) and, where its parameters are not simply ``weight`` and ``bias``, a `LinearMap` that says
 where they live. Gram, shrinkage and preconditioning are shared.

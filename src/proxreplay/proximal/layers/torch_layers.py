@@ -116,7 +116,7 @@ def rmsnorm_rows(layer: nn.RMSNorm, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TokenRows(Rows):
-    """The rows of an embedding: one group a token of the vocabulary, ``z = 1`` where it occurs.
+    """The rows of an embedding: one group per token of the vocabulary, ``z = 1`` where it occurs.
 
     The Gram matrix of an embedding is diagonal; in this form it is the vector of the counts.
 

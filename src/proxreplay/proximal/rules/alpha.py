@@ -32,7 +32,7 @@ class StreamProgress:
     """How much of the whole stream is done.
 
     Args:
-        steps: SGD steps in all: stream batches times steps a batch.
+        steps: SGD steps in all: stream batches times steps per batch.
 
     >>> StreamProgress(100)(25)
     0.25
@@ -54,7 +54,7 @@ class TaskProgress:
     """How much of the present task is done.
 
     Args:
-        steps: SGD steps a task, one number for all, or one each in their order. Once those are
+        steps: SGD steps per task, one number for all, or one each in their order. Once those are
             over, the last one's length is that of all further tasks.
 
     >>> [TaskProgress((100, 50))(step) for step in (50, 100, 125)]

@@ -203,7 +203,7 @@ def _matrix_product(one: SiteGradients, own: Sequence[Tensor | None]) -> MatrixP
 
 
 def _are_vectors(one: SiteGradients, own: Sequence[Tensor | None]) -> bool:
-    """Whether every column has a gradient with one number a group."""
+    """Whether every column has a gradient with one number per group."""
     factor = one.factor
     return factor.width == len(own) and all(
         gradient is not None

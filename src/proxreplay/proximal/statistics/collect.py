@@ -32,7 +32,7 @@ class GramCollector:
     """Adds up ``Z'Z`` for every site.
 
     What is added up over batches is a `GramSum` for every site and bias; the matrices are put
-    together once, by `finish`. Whether all rows are finite is asked once a batch, so that a device
+    together once, by `finish`. Whether all rows are finite is asked once per batch, so that a device
     is not waited for at every layer.
 
     Args:
