@@ -32,8 +32,8 @@ class GramCollector:
     """Adds up ``Z'Z`` for every site.
 
     What is added up over batches is a `GramSum` for every site and bias; the matrices are put
-    together once, by `finish`. Whether all rows are finite is asked once per batch, so that a device
-    is not waited for at every layer.
+    together once, by `finish`. Whether all rows are finite is asked once per batch, so that a
+    device is not waited for at every layer.
 
     Args:
         max_dim: sites with more columns get a `Sketch`, or are skipped and named; no ``d x d`` is
