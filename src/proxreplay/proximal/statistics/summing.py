@@ -88,18 +88,19 @@ def _join_(processes: Processes, sketch: Sketch) -> None:
 
 def pack(G: Tensor) -> Tensor:
     """The upper triangles of ``[groups, D, D]`` in float64, ``[groups, D (D + 1) / 2]``."""
-    i, j = torch.triu_indices(G.shape[1], G.shape[1], device=G.device)
-    packed = G[:, i, j]
+    packed = G.masked_select(_upper(G)).view(len(G), -1)
     return packed if G.device.type == "mps" else packed.double()
 
 
 def unpack(packed: Tensor, width: int) -> Tensor:
     """The symmetric matrices of which `pack` gave the upper triangles."""
-    i, j = torch.triu_indices(width, width, device=packed.device)
-    G = packed.new_empty(len(packed), width, width)
-    G[:, i, j] = packed
-    G[:, j, i] = packed
-    return G
+    G = packed.new_zeros(len(packed), width, width)
+    G.masked_scatter_(_upper(G), packed)
+    return G.add_(G.triu(1).mT)
+
+
+def _upper(G: Tensor) -> Tensor:
+    return torch.ones(G.shape[1:], dtype=torch.bool, device=G.device).triu()
 
 
 def _layout(one: Statistic | Sketch) -> dict[str, Any]:
