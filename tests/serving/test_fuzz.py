@@ -1,5 +1,6 @@
 """Whatever is sent to any path: no 500, no traceback, and a refused request changes nothing."""
 
+import base64
 import json
 import os
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from proxreplay.options import DurableOptions
 from tests.serving.streams import batches
-from tests.serving.test_api import Server
+from tests.serving.test_api import Server, npy_header
 
 EXAMPLES = int(os.environ.get("PROXREPLAY_FUZZ", "20"))  # per test
 RELAXED = settings(
@@ -38,10 +39,18 @@ rows = st.lists(
     min_size=1,
     max_size=3,
 )
+
+
+def npy_text(data: bytes) -> str:
+    """Some bytes as an array of floats, or nearly."""
+    return base64.b64encode(npy_header(f"({len(data) // 4},)", "<f4") + data).decode()
+
+
 inputs = st.one_of(
     rows,
     values,
-    st.fixed_dictionaries({"npy": text}),
+    st.fixed_dictionaries({"npy": st.one_of(text, st.binary(max_size=40).map(npy_text))}),
+    st.fixed_dictionaries({"named": st.dictionaries(text, st.one_of(rows, values), max_size=2)}),
     st.fixed_dictionaries({"images": st.lists(text, max_size=2)}),
 )
 words = st.one_of(st.sampled_from(["a", "b", "../x", "x" * 201, "", "\ud800", "\0"]), values)
@@ -57,6 +66,7 @@ bodies = st.one_of(
             "keys": words,
             "idempotency_key": words,
             "train": st.one_of(st.booleans(), values),
+            "weights": st.one_of(st.lists(numbers, max_size=3), values),
         },
     ),
     st.fixed_dictionaries({}, optional={"label": words, "ids": labels, "key": words}),
@@ -79,7 +89,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def state(server: Server) -> Any:
     server.durable._worker.drain()
-    return server.durable.log.last, server.durable.fingerprint()
+    kept = server.durable.log.database.query("SELECT number, id FROM kept ORDER BY number")
+    return server.durable.log.last, server.durable.fingerprint(), kept
 
 
 def check(server: Server, before: Any, answer: Any) -> None:
