@@ -46,8 +46,12 @@ def npy_text(data: bytes) -> str:
     return base64.b64encode(npy_header(f"({len(data) // 4},)", "<f4") + data).decode()
 
 
+others = st.integers(0, 9).flatmap(  # of other shapes
+    lambda n: st.lists(st.lists(st.integers(0, 9), min_size=n, max_size=n), min_size=1, max_size=2)
+)
 inputs = st.one_of(
     rows,
+    others,
     values,
     st.fixed_dictionaries({"npy": st.one_of(text, st.binary(max_size=40).map(npy_text))}),
     st.fixed_dictionaries({"named": st.dictionaries(text, st.one_of(rows, values), max_size=2)}),
@@ -87,6 +91,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("fuzz") / "d") as made:
+        yield made
+
+
 def state(server: Server) -> Any:
     server.durable._worker.drain()
     kept = server.durable.log.database.query("SELECT number, id FROM kept ORDER BY number")
@@ -113,6 +123,17 @@ def test_any_json(server: Server, path: str, body: Any, query: str) -> None:
     headers = {"content-type": "application/json"}
     answer = server.client.post(path, params=query, content=data, headers=headers)
     check(server, before, answer)
+
+
+@RELAXED
+@given(asked=inputs, words=st.sampled_from([None, "a"]))
+def test_any_prediction_before_the_first_batch(fresh: Server, asked: Any, words: Any) -> None:
+    before = state(fresh)
+    data = json.dumps({"inputs": asked, "id": words}).encode("utf-8", "surrogatepass")
+    headers = {"content-type": "application/json"}
+    answer = fresh.client.post("/predict", content=data, headers=headers)
+    assert answer.status_code == 422, answer.text
+    check(fresh, before, answer)
 
 
 @RELAXED

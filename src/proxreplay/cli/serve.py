@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def serve(
-    folder: Annotated[Path, typer.Argument(help="Of a durable learner; made with --learner.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of a durable learner; a new one needs --learner.")
+    ],
     learner: Annotated[
         str | None,
         typer.Option(
@@ -22,13 +24,19 @@ def serve(
             "file.py:function or package.module:function. Code is executed.",
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Others than loopback need tokens.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Others than loopback need tokens.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8000,
     read_token: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Or PROXREPLAY_READ_TOKEN.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Holds the token for reading. Or PROXREPLAY_READ_TOKEN."),
     ] = None,
     write_token: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Or PROXREPLAY_WRITE_TOKEN.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Holds the token for changing. Or PROXREPLAY_WRITE_TOKEN."
+        ),
     ] = None,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Follow the snapshots of another process.")
@@ -37,7 +45,7 @@ def serve(
         int, typer.Option(metavar="N", min=1, help="Events between snapshots.")
     ] = DurableOptions.snapshot_every,
     keep_snapshots: Annotated[
-        int, typer.Option(metavar="N", min=2)
+        int, typer.Option(metavar="N", min=2, help="Snapshots to go back to.")
     ] = DurableOptions.keep_snapshots,
     queue: Annotated[
         int, typer.Option(metavar="N", min=1, help="Events that may wait; then 429.")
@@ -46,13 +54,15 @@ def serve(
         int, typer.Option(metavar="BYTES", min=1, help="Largest body; then 413.")
     ] = ServeOptions.body_bytes,
     guard: Annotated[
-        str | None, typer.Option(metavar="DO", help="stop or rollback when something is wrong.")
+        str | None,
+        typer.Option(metavar="DO", help="What to do when something is wrong: stop or rollback."),
     ] = None,
     accuracy: Annotated[
         float | None, typer.Option(help="Guard: least prequential accuracy.", min=0, max=1)
     ] = None,
     recall: Annotated[
-        list[str] | None, typer.Option(metavar="LABEL=LEAST", help="Guard: repeatable.")
+        list[str] | None,
+        typer.Option(metavar="LABEL=LEAST", help="Guard: least recall of a label; repeatable."),
     ] = None,
     window: Annotated[
         int, typer.Option(metavar="N", min=1, help="Guard: examples looked at.")
@@ -66,7 +76,7 @@ def serve(
     watched = _guard(guard, accuracy, recall, window)
     try:
         from proxreplay.serving.access import READ, WRITE, Access, token_from
-        from proxreplay.serving.server import run
+        from proxreplay.serving.server import listen, run
         from proxreplay.serving.service import Service
     except ImportError as error:
         raise InputError(
@@ -77,16 +87,18 @@ def serve(
     from proxreplay.serving import DurableLearner, Follower
 
     torch.set_num_threads(threads)
+    limits = ServeOptions(body_bytes=body)
     access = Access(token_from(READ, read_token), token_from(WRITE, write_token), host)
     start = None if learner is None else _learner(learner)
     source: DurableLearner | Follower
-    if read_only:
-        source = Follower.open(folder) if start is None else Follower(folder, start)
-    elif start is None:
-        source = DurableLearner.open(folder, options=options, guard=watched)
-    else:
-        source = DurableLearner(folder, start, options=options, guard=watched)
-    run(Service(source, ServeOptions(body_bytes=body)), access, port, threads=threads)
+    with listen(host, port, limits.connections) as listening:
+        if read_only:
+            source = Follower.open(folder) if start is None else Follower(folder, start)
+        elif start is None:
+            source = DurableLearner.open(folder, options=options, guard=watched)
+        else:
+            source = DurableLearner(folder, start, options=options, guard=watched)
+        run(Service(source, limits), access, listening)
 
 
 def _guard(

@@ -26,6 +26,8 @@ from proxreplay.replay.placement import Placement
 Transform = Callable[[Any, torch.Generator | None], Any]
 
 ELEMENTS_PER_PASS = 100 * 3 * 32 * 32  # of inputs that are predicted at once on a CPU
+# what a model that is given something it cannot take raises
+MODEL_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -146,6 +148,8 @@ class Predictor:
     def _logits(self, model: nn.Module, x: Any, batch_size: int | None) -> Tensor:
         count(batch_size=batch_size)
         inputs = self.intake.check(x)
+        if self.intake.kind is None:
+            self._try_out(part(inputs, slice(1)))
         size = self._inputs_per_pass(inputs) if batch_size is None else batch_size
         with evaluating(model), as_written():
             views = (
@@ -233,7 +237,7 @@ class Predictor:
         try:
             with untouched(self.model):
                 logits = logits_of(self.model, seen, self.call)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        except MODEL_ERRORS as error:
             if isinstance(error, InputError) and outputs:
                 raise
             raise InputError(

@@ -31,7 +31,9 @@ class Access:
     def __post_init__(self) -> None:
         for kind, token in ((READ, self.read), (WRITE, self.write)):
             if token is not None and len(token) < SHORTEST:
-                raise InputError(f"the {kind} token has {len(token)} characters; give {SHORTEST}.")
+                raise InputError(
+                    f"the {kind} token has {len(token)} characters; give {SHORTEST} or more."
+                )
         if self.read is not None and self.write is None:
             raise InputError("a token for reading, but none for changing; give both.")
         if not is_loopback(self.host) and (self.read is None or self.write is None):

@@ -110,10 +110,10 @@ class Endpoints:
             ("/versions", self.versions),
             ("/status", self.status),
             ("/events/{sequence}", self.event),
-            ("/docs", self.docs),
         ):
             app.get(path, summary=method.__doc__)(self._answer(path, method, READ))
-        app.get("/", summary=self.page.__doc__)(self._answer("/", self.page, None))
+        for path, method in (("/", self.page), ("/docs", self.docs)):  # these hold no data
+            app.get(path, summary=method.__doc__)(self._answer(path, method, None))
 
     # --- changing ---------------------------------------------------------------------------------
 

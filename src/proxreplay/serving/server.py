@@ -1,10 +1,8 @@
 """Running a server: uvicorn on one port, one process, until it is told to stop."""
 
-import logging
 import socket
 import sys
 
-import torch
 import uvicorn
 
 from proxreplay.errors import InputError
@@ -15,19 +13,15 @@ from proxreplay.serving.service import Service
 SWITCH = 0.0005  # seconds after which Python lets another thread on; predictions wait less
 
 
-def run(service: Service, access: Access, port: int, *, threads: int = 1) -> None:
+def run(service: Service, access: Access, listening: socket.socket) -> None:
     """Answer requests until a signal; the service is closed then.
 
     Args:
         service: that answers.
-        access: who may, and on which address.
-        port: to listen on; 0 for any that is free.
-        threads: of torch; part of what makes a replay exact.
+        access: who may.
+        listening: from `listen`.
     """
-    torch.set_num_threads(threads)
     sys.setswitchinterval(SWITCH)
-    listening = listen(access.host, port, service.options.connections)
-    host, number = listening.getsockname()[:2]
     config = uvicorn.Config(
         make_app(service, access),
         log_level="warning",
@@ -36,10 +30,9 @@ def run(service: Service, access: Access, port: int, *, threads: int = 1) -> Non
         timeout_graceful_shutdown=10,
         server_header=False,
     )
-    logging.getLogger(__name__).info("listening on %s port %d", host, number)
-    print(f"http://{f'[{host}]' if ':' in host else host}:{number}/", flush=True)
-    with listening:
-        uvicorn.Server(config).run(sockets=[listening])
+    host, port = listening.getsockname()[:2]
+    print(f"http://{f'[{host}]' if ':' in host else host}:{port}/", flush=True)
+    uvicorn.Server(config).run(sockets=[listening])
 
 
 def listen(host: str, port: int, waiting: int) -> socket.socket:
