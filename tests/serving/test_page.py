@@ -55,6 +55,8 @@ addEventListener("load", async () => {
   found.versions = all("#versions button").map((button) => button.dataset.to);
   found.wide = all("body *").filter((e) => !e.closest(".scroll, .spoken, svg") &&
     e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 60));
+  found.hidden = all("button").filter((e) => e.offsetParent &&
+    e.getBoundingClientRect().right > innerWidth + 1).length;
   found.unlabelled = all("input, button, meter, svg").filter((e) =>
     !(e.labels && e.labels.length) &&
     !e.textContent.trim() && !e.getAttribute("aria-label")).length;
@@ -121,11 +123,12 @@ def test_the_page_shows_what_is_going_on_and_goes_back(
     assert found["problems"] == []
     assert set(found["resources"]) == {address.split("/")[2]}
     assert found["asked"]
-    assert "predicted before they were learned" in found["headline"]
+    assert "examples were predicted right" in found["headline"]
     assert found["classes"]
     assert all(label.startswith("<b>class") for label in found["classes"])
     assert found["line"]
     assert found["versions"] == ["8", "4", "0"]
     assert "rollback to 0: from the page" in found["history"]
     assert found["wide"] == []
+    assert found["hidden"] == 0
     assert found["unlabelled"] == 0

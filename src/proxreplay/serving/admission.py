@@ -1,17 +1,16 @@
 """Who is let in: a batch is judged as the learner will judge it, before it becomes an event."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from proxreplay.batch import Batch
 from proxreplay.errors import InputError
 from proxreplay.models.heads import GrowingHead
 from proxreplay.replay.intake import Intake, Outputs
 from proxreplay.replay.losses import SEPARATE
+from proxreplay.serving.events import LEARN, REMEMBER, Event, Keys, keys_of
 
 if TYPE_CHECKING:
     from proxreplay.replay.learner import Learner
@@ -39,24 +38,28 @@ class Admission:
         self._may_be_alone = False  # one example alone was tried out
 
     def admit(
-        self, x: Any, y: Any, sample_weight: Any, check: Callable[[int], object]
-    ) -> tuple[Any, Any, Tensor | None]:
-        """Inputs, labels and weights as an event keeps them; raises as the learner would.
+        self, x: Any, y: Any, sample_weight: Any, keys: Keys, *, train: bool, token: bytes | None
+    ) -> Event:
+        """The event of a batch; raises as the learner would.
 
         Args:
             x: see `Learner.learn`.
             y: see `Learner.learn`.
             sample_weight: see `Learner.learn`; 0 is refused, because keys name every example.
-            check: raises if so many examples are wrong.
+            keys: see `DurableLearner.learn`.
+            train: whether to learn from it, or only to remember it.
+            token: see `Event`.
         """
+        body: dict[str, Any] = {}
 
-        def check_all(batch: Batch) -> None:
+        def check(batch: Batch) -> None:
             self._check(batch)
-            check(len(batch))
+            if keys is not None:
+                body["keys"] = keys_of(keys, len(batch))
             if sample_weight is not None and len(batch) != np.size(sample_weight):
                 raise InputError("sample_weight of 0; leave those examples out of the batch.")
 
-        batch = self._intake.admit(x, y, self._try_out, check_all, sample_weight).batch
+        batch = self._intake.admit(x, y, self._try_out, check, sample_weight).batch
         if len(batch) == 0:
             raise InputError("sample_weight is 0 for all examples; there is nothing to learn.")
         self._remembered = True
@@ -64,7 +67,10 @@ class Admission:
             head.grow(int(batch.labels.max()) + 1, torch.Generator())
         known = self._intake.labels
         labels = batch.labels if known.kind == "integers" else known.decode(batch.labels).tolist()
-        return batch.inputs, labels, batch.weight
+        body |= {"inputs": batch.inputs, "labels": labels}
+        if batch.weight is not None:
+            body["weights"] = batch.weight
+        return Event(LEARN if train else REMEMBER, body, token=token)
 
     def _try_out(self, inputs: Any) -> Outputs:
         with self._learner._lock:

@@ -142,18 +142,18 @@ class Endpoints:
         asked = await self._body(request, LearnRequest)
         if (asked.inputs is None) == (asked.id is None):
             raise InputError("learn: give inputs, or the id of a prediction.")
-        predictor = self.service.current.predictor
+        durable, predictor = self.service.durable, self.service.current.predictor
 
         def work() -> Any:
             inputs = None if asked.inputs is None else self._inputs(asked, predictor)
-            return self.service.learn(
+            return durable.submit(
                 inputs,
                 asked.labels,
-                identity=asked.id,
-                weights=asked.weights,
-                keys=asked.keys,
+                sample_weight=asked.weights,
+                keys=asked.id if asked.keys is None else asked.keys,
                 idempotency_key=asked.idempotency_key,
                 train=asked.train,
+                kept=asked.id,
                 request=request.state.digest,
             )
 
@@ -168,7 +168,8 @@ class Endpoints:
             )
         except TimeoutError:
             return _json(answer, 202)
-        return _json(answer | {"applied": True} | outcome_of(outcome), _status_of(outcome))
+        status = 200 if outcome.refused is None else 422
+        return _json(answer | {"applied": True} | outcome_of(outcome), status)
 
     async def forget(self, request: Request) -> Response:
         """Delete examples from memory, snapshots and events."""
@@ -217,11 +218,12 @@ class Endpoints:
 
     async def versions(self, request: Request) -> Response:
         """The snapshots that one can go back to, and what happened."""
-        service = self.service
-        work = functools.partial(
-            lambda: {"versions": service.versions(), "history": service.history()}
+        look = self.service
+        return _json(
+            await self._in(
+                self._writing, lambda: {"versions": look.versions(), "history": look.history()}
+            )
         )
-        return _json(await self._in(self._writing, work))
 
     async def status(self, request: Request) -> Response:
         """What the page shows."""
@@ -368,10 +370,6 @@ def outcome_of(outcome: Outcome) -> dict[str, Any]:
     if outcome.kind == "forget":
         told["removed"] = outcome.removed
     return told | ({} if outcome.refused is None else {"detail": outcome.refused})
-
-
-def _status_of(outcome: Outcome) -> int:
-    return 200 if outcome.refused is None else 422
 
 
 def _json(value: Any, status: int = 200) -> Response:

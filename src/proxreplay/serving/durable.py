@@ -6,10 +6,9 @@ submit -> admission -> line (numbered, on disk, waiting) -> timeline (applied) -
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from numpy.typing import NDArray
@@ -28,9 +27,8 @@ from proxreplay.serving.events import (
     ROLLBACK,
     STOP,
     Event,
+    Keys,
     Outcome,
-    keys_of,
-    learning,
     request_of,
     token_of,
 )
@@ -123,12 +121,7 @@ class DurableLearner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # --- changing ---------------------------------------------------------------------------------
@@ -139,8 +132,9 @@ class DurableLearner:
         y: Any,
         *,
         sample_weight: Any = None,
-        keys: str | Sequence[str] | None = None,
+        keys: Keys = None,
         idempotency_key: str | None = None,
+        train: bool = True,
     ) -> Outcome:
         """Learn from a batch: it is on disk, then applied.
 
@@ -150,12 +144,13 @@ class DurableLearner:
             sample_weight: see `Learner.learn`.
             keys: by which the examples can be deleted; one each, or one for all.
             idempotency_key: a second call with the same key adds nothing.
+            train: False only remembers the batch, as `Learner.remember` does.
 
         Raises:
             DivergenceError: a step was not finite; the event stays in the history and is refused
                 again whenever it is replayed. Other errors: see `submit`.
         """
-        further: dict[str, Any] = {"keys": keys, "idempotency_key": idempotency_key}
+        further: dict[str, Any] = {"keys": keys, "idempotency_key": idempotency_key, "train": train}
         return self._worker.finish(self.submit(x, y, sample_weight=sample_weight, **further))
 
     def remember(
@@ -164,14 +159,12 @@ class DurableLearner:
         y: Any,
         *,
         sample_weight: Any = None,
-        keys: str | Sequence[str] | None = None,
+        keys: Keys = None,
         idempotency_key: str | None = None,
     ) -> Outcome:
         """Put a batch into the memory without learning from it; see `learn`."""
         further: dict[str, Any] = {"keys": keys, "idempotency_key": idempotency_key}
-        return self._worker.finish(
-            self.submit(x, y, sample_weight=sample_weight, train=False, **further)
-        )
+        return self.learn(x, y, sample_weight=sample_weight, train=False, **further)
 
     def submit(
         self,
@@ -179,7 +172,7 @@ class DurableLearner:
         y: Any,
         *,
         sample_weight: Any = None,
-        keys: str | Sequence[str] | None = None,
+        keys: Keys = None,
         idempotency_key: str | None = None,
         train: bool = True,
         kept: str | None = None,
@@ -193,7 +186,7 @@ class DurableLearner:
             sample_weight: see `learn`.
             keys: see `learn`.
             idempotency_key: see `learn`.
-            train: whether to learn from it, or only to remember it.
+            train: see `learn`.
             kept: id of the inputs, see `keep`.
             request: digest of what the caller was asked for; None for that of the arguments.
 
@@ -217,8 +210,9 @@ class DurableLearner:
                 number = None
                 if kept is not None:
                     number, x = held.enter_context(self.kept.taken(kept))
-                event = self._admitted(x, y, sample_weight, keys, train, token)
-                place = self._put(event, request, number)
+                with self._judging() as admission:
+                    event = admission.admit(x, y, sample_weight, keys, train=train, token=token)
+                    place = self._line.put(event, request, number)
             return self._line.wait(place)
 
     def keep(self, identity: str, x: Any) -> None:
@@ -415,35 +409,17 @@ class DurableLearner:
             )
         self._line.check_room(self.options)
 
-    def _admitted(
-        self,
-        x: Any,
-        y: Any,
-        sample_weight: Any,
-        keys: str | Sequence[str] | None,
-        train: bool,
-        token: bytes | None,
-    ) -> Event:
-        """The event of a batch that the learner will take."""
+    @contextmanager
+    def _judging(self) -> Iterator[Admission]:
+        """Admission as of all that waits; it starts again if a batch does not come after all."""
         if self._admission is None:
             self._worker.drain()
             with self._worker.applying:
                 self._admission = Admission(self.learner)
         try:
-            inputs, labels, weights = self._admission.admit(
-                x, y, sample_weight, lambda n: keys_of(keys, n)
-            )
-        except InputError:
+            yield self._admission
+        except InputError:  # refused before anything was noted
             raise
-        except BaseException:
-            self._start_admission_again()
-            raise
-        event = learning(inputs, labels, weights, keys_of(keys, len(labels)), train=train)
-        return Event(event.kind, event.body, token=token)
-
-    def _put(self, event: Event, request: bytes | None, kept: int | None) -> Any:
-        try:
-            return self._line.put(event, request, kept)
         except BaseException:
             self._start_admission_again()
             raise

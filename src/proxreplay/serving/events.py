@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from proxreplay.errors import InputError
 from proxreplay.replay.inputs import as_tensors
 from proxreplay.serialization import from_bytes, to_bytes
@@ -17,6 +15,7 @@ STOP, RESUME = "stop", "resume"
 MARK = "mark"  # changes nothing: gives a second snapshot of the same state a sequence of its own
 KINDS = (LEARN, REMEMBER, FORGET, ROLLBACK, STOP, RESUME, MARK)
 LONGEST = 200  # characters of a key
+Keys = str | Sequence[str] | None  # one per example, one for all, or none
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Event:
 
     Args:
         kind: one of `KINDS`.
-        body: what the kind needs; see the functions below. Tensors keep dtype and shape.
+        body: what the kind needs. Tensors keep dtype and shape.
         note: a word about why, and where to; kept when the body is deleted.
         token: digest of the caller's idempotency key, or None.
     """
@@ -74,31 +73,6 @@ class Outcome:
     refreshed: int | None = None
 
 
-def learning(
-    inputs: Any,
-    labels: Tensor | list[Any],
-    weights: Tensor | None,
-    keys: Sequence[str] | None,
-    *,
-    train: bool = True,
-) -> Event:
-    """A batch to learn, or only to remember.
-
-    Args:
-        inputs: as the learner lets them in: a tensor ``[n, ...]``, or a dict or tuple of tensors.
-        labels: int64 ``[n]``, or names.
-        weights: how much each example counts, ``[n]``; None for all the same.
-        keys: one per example, by which it can be deleted; None for none.
-        train: whether to learn from it.
-    """
-    body = {"inputs": inputs, "labels": labels}
-    if weights is not None:
-        body["weights"] = weights
-    if keys is not None:
-        body["keys"] = list(keys)
-    return Event(LEARN if train else REMEMBER, body)
-
-
 def token_of(idempotency_key: str | None) -> bytes | None:
     """What is kept of an idempotency key: only its digest, so that it may outlive a deletion."""
     if idempotency_key is None:
@@ -115,10 +89,8 @@ def request_of(x: Any, y: Any, weights: Any, keys: Any, train: bool, kept: str |
     return hashlib.sha256(to_bytes(given)).digest()
 
 
-def keys_of(keys: str | Sequence[str] | None, examples: int) -> list[str] | None:
+def keys_of(keys: str | Sequence[str], examples: int) -> list[str]:
     """One key per example; one string is the key of all of them."""
-    if keys is None:
-        return None
     if isinstance(keys, str):
         keys = [keys] * examples
     if len(keys) != examples:

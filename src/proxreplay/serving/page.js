@@ -20,7 +20,10 @@
   };
   const percent = (share) => share === null ? "–" : (100 * share).toFixed(1) + " %";
   const size = (bytes) => bytes > 1e6 ? (bytes / 1e6).toFixed(1) + " MB" : Math.ceil(bytes / 1e3) + " kB";
-  const when = (seconds) => seconds ? new Date(1000 * seconds).toISOString().slice(0, 19).replace("T", " ") : "–";
+  const when = (seconds) => {  // in the reader's own time
+    const shifted = new Date(1000 * seconds - 60000 * new Date(1000 * seconds).getTimezoneOffset());
+    return seconds ? shifted.toISOString().slice(0, 19).replace("T", " ") : "–";
+  };
 
   async function ask(path, body) {
     const headers = token ? { Authorization: "Bearer " + token } : {};
@@ -41,7 +44,7 @@
   function draw(points, backs) {
     const svg = at("curve");
     svg.replaceChildren();
-    const left = 48, right = 790, top = 12, bottom = 228;
+    const left = 72, right = 790, top = 12, bottom = 228;
     const last = points.length ? points[points.length - 1].sequence : 1;
     const first = points.length ? Math.min(points[0].sequence, last - 1) : 0;
     const x = (sequence) => left + (right - left) * (sequence - first) / Math.max(1, last - first);
@@ -50,8 +53,8 @@
       shape("line", { class: "grid", x1: left, x2: right, y1: y(level), y2: y(level) });
       shape("text", { x: left - 6, y: y(level) + 4, "text-anchor": "end" }, percent(level).replace(".0", ""));
     }
-    shape("text", { x: left, y: 250 }, "event " + first);
-    shape("text", { x: right, y: 250, "text-anchor": "end" }, "event " + last);
+    shape("text", { x: left, y: 252 }, "event " + first);
+    shape("text", { x: right, y: 252, "text-anchor": "end" }, "event " + last);
     for (const sequence of backs) {
       if (sequence >= first && sequence <= last) {
         shape("line", { class: "back", x1: x(sequence), x2: x(sequence), y1: top, y2: bottom });
@@ -87,7 +90,7 @@
   function show(status) {
     at("headline").textContent = status.accuracy === null
       ? "Nothing was judged yet"
-      : percent(status.accuracy) + " of the newest " + status.window + " examples predicted before they were learned";
+      : percent(status.accuracy) + " of the newest " + status.window + " examples were predicted right";
     at("summary").textContent = `Event ${status.sequence} of ${status.logged} is learned, ${status.queue} wait; version ${status.version}.`
       + (status.read_only ? " This server only reads." : "");
     if (status.stopped) warn("Learning is stopped: " + status.stopped);

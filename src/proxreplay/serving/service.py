@@ -1,7 +1,6 @@
 """A durable learner behind a server: one thread learns, predictions never wait for it."""
 
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from proxreplay.options import ServeOptions
 from proxreplay.serving.durable import DurableLearner
 from proxreplay.serving.events import Outcome
 from proxreplay.serving.follower import Follower
-from proxreplay.serving.line import Ticket
 from proxreplay.serving.metrics import Requests, gauge, sample
 from proxreplay.serving.published import Prediction, Published
 
@@ -26,7 +24,6 @@ class Numbers:
     """One batch that was learned: how many examples, and how many were predicted before."""
 
     sequence: int
-    time: float
     judged: int
     hits: int
     loss: float | None
@@ -73,37 +70,13 @@ class Service:
             finally:
                 self.source.close()
 
-    # --- predicting and learning ------------------------------------------------------------------
+    # --- predicting -------------------------------------------------------------------------------
 
     def predict(self, inputs: Any) -> Prediction:
         """Predict with the newest copy."""
         if isinstance(self.source, Follower) and self.source.update():
             self.current = self._published()
         return self.current.predict(inputs)
-
-    def learn(
-        self,
-        inputs: Any,
-        labels: list[Any],
-        *,
-        identity: str | None,
-        weights: list[float] | None,
-        keys: Any,
-        idempotency_key: str | None,
-        train: bool,
-        request: bytes,
-    ) -> Ticket:
-        """Put a batch on disk; see `DurableLearner.submit`."""
-        return self.durable.submit(
-            inputs,
-            labels,
-            sample_weight=weights,
-            keys=identity if keys is None else keys,
-            idempotency_key=idempotency_key,
-            train=train,
-            kept=identity,
-            request=request,
-        )
 
     # --- what was learned -------------------------------------------------------------------------
 
@@ -126,9 +99,7 @@ class Service:
             judged = list(zip(outcome.classes, outcome.hits, strict=False))
             self._window.extend(judged)
             hits = sum(hit for _, hit in judged)
-            self._numbers.append(
-                Numbers(outcome.sequence, time.time(), len(judged), hits, outcome.loss)
-            )
+            self._numbers.append(Numbers(outcome.sequence, len(judged), hits, outcome.loss))
 
     @property
     def accuracy(self) -> float | None:
