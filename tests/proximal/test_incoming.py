@@ -266,3 +266,92 @@ def test_the_share_follows_the_losses_of_a_step():
         assert lpr._share.replayed == pytest.approx(each[1])
     with lpr.watched(incoming, replay):  # no logits of classes: nothing is noted
         model[:4](torch.cat([incoming.inputs, replay.inputs])).sum().backward()
+
+
+def halves():
+    """Scaled by a GradScaler, as mixed precision does it."""
+    return torch.amp.GradScaler("cpu", init_scale=1024.0), None
+
+
+def clipped():
+    return None, 0.01
+
+
+def scaled_and_clipped():
+    return torch.amp.GradScaler("cpu", init_scale=1024.0), 0.01
+
+
+def three_steps(scaler, most, model, lpr, optimizer):
+    """A loop of one's own with three steps of two watched passes each; returns the gradients."""
+    for step in range(3):
+        optimizer.zero_grad()
+        for part in range(2):
+            incoming, replay = batch(4, 10 * step + part), batch(5, 10 * step + part + 5)
+            with lpr.watched(incoming, replay):
+                loss = er(model, incoming, replay)
+                (loss if scaler is None else scaler.scale(loss)).backward()
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])
+        share = 1.0 if most is None else most / float(norm)
+        for p in model.parameters():
+            p.grad *= share
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        for p in model.parameters():
+            p.grad /= share  # as if nothing had been clipped
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("how", [halves, clipped, scaled_and_clipped])
+def test_scaled_losses_and_clipped_gradients_are_followed(how):
+    found = []
+    for scaler, most in ((None, None), how()):
+        model = net(nn.Conv2d(2, 3, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        lpr = LPR(model, tolerance=0.0)
+        lpr.refresh(batch(20, 3).inputs)
+        lpr.attach(optimizer)
+        found.append(three_steps(scaler, most, model, lpr, optimizer))
+    assert lpr.share > 0
+    for name, expected in found[0].items():
+        torch.testing.assert_close(
+            found[1][name], expected, msg=lambda text, n=name: f"{n}: {text}"
+        )
+
+
+def test_a_step_that_a_scaler_leaves_out_is_forgotten():
+    model = net(nn.Conv2d(2, 3, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    lpr = LPR(model, tolerance=0.0)
+    lpr.refresh(batch(20, 3).inputs)
+    lpr.attach(optimizer)
+    twin_model = net(nn.Conv2d(2, 3, 3))
+    twin = LPR(twin_model, tolerance=0.0)
+    twin.refresh(batch(20, 3).inputs)
+    twin_optimizer = torch.optim.SGD(twin_model.parameters(), lr=0.0)
+    twin.attach(twin_optimizer)
+    with lpr.watched(batch(4, 1), batch(5, 2)):  # never stepped
+        (er(model, batch(4, 1), batch(5, 2)) * 1e30).backward()
+    for one, rule, opt in ((model, lpr, optimizer), (twin_model, twin, twin_optimizer)):
+        opt.zero_grad()
+        with rule.watched(batch(4, 3), batch(5, 4)):
+            er(one, batch(4, 3), batch(5, 4)).backward()
+        rule._share = Share()
+        opt.step()
+    for p, q in zip(model.parameters(), twin_model.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+
+
+def test_gradients_that_were_changed_beyond_a_scale_are_refused():
+    model = net(nn.Conv2d(2, 3, 3))
+    lpr = LPR(model, tolerance=0.0)
+    lpr.refresh(batch(20, 3).inputs)
+    with lpr.watched(batch(4, 1), batch(5, 2)):
+        (1024 * er(model, batch(4, 1), batch(5, 2))).backward()
+    nn.utils.clip_grad_value_(model.parameters(), 0.01)
+    with pytest.raises(InputError, match="changed between backward and the step"):
+        lpr.step_()

@@ -8,8 +8,9 @@ A replayed example asks for a change of what is remembered, and for the right on
 gradient too is what makes the paper's rule fall behind plain replay on long tasks.
 """
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 
 from proxreplay.batch import Batch
 from proxreplay.distributed import Processes
+from proxreplay.errors import InputError
 from proxreplay.proximal.layers.capture import as_written, full_precision
 from proxreplay.proximal.layers.incoming import (
     Awaited,
@@ -32,7 +34,11 @@ from proxreplay.proximal.rules.gradients import gradients_of, moving_columns
 from proxreplay.proximal.rules.layerwise import Layers, Treatment
 from proxreplay.proximal.rules.share import Share
 from proxreplay.proximal.rules.stepwise import StepwiseRule
+from proxreplay.proximal.rules.unscale import NEAR, ScaleWitness
 from proxreplay.proximal.shrinkage.forms import Shrinkage
+
+MOST_CHANGED = 2.0  # by something else than a factor, such as weight decay of one's own
+MOST_APART = 256.0  # one process's gradient and the mean of all; a GradScaler begins at 65,536
 
 
 class IncomingRule(StepwiseRule):
@@ -48,7 +54,8 @@ class IncomingRule(StepwiseRule):
         self._share = Share()
         self._watched: list[IncomingWatch] = []
         self._taken: list[IncomingWatch] = []  # of the step that is being made
-        self._plan: tuple[dict[str, Treatment], WatchPlan] | None = None
+        self._plan: tuple[dict[str, Treatment], WatchPlan, ScaleWitness] | None = None
+        self._scale = 1.0  # of the gradients that arrived, against those of the step
         super().__init__(model, **options)
 
     @property
@@ -70,12 +77,14 @@ class IncomingRule(StepwiseRule):
         sites = {name: one.site for name, one in self._treatments.items()}
         return [n for n, s in sites.items() if not splittable(model, s)] if self._split else []
 
-    def _watch_plan(self) -> WatchPlan:
+    def _watch_plan(self) -> tuple[WatchPlan, ScaleWitness]:
         """What there is to watch, found out once per refresh."""
         if self._plan is None or self._plan[0] is not self._treatments:
-            sites = [one.site for one in self._treatments.values()]
-            self._plan = self._treatments, WatchPlan.of(unwrap(self.model), sites)
-        return self._plan[1]
+            model = unwrap(self.model)
+            plan = WatchPlan.of(model, [one.site for one in self._treatments.values()])
+            witness = ScaleWitness(model, {site.name: site for site, _, _ in plan.layers})
+            self._plan = self._treatments, plan, witness
+        return self._plan[1:]
 
     @contextmanager
     def watched(self, incoming: Batch | None = None, replay: Batch | None = None) -> Iterator[None]:
@@ -87,11 +96,15 @@ class IncomingRule(StepwiseRule):
         """
         watch: IncomingWatch | None = None
         split = self._split and bool(self._treatments)
-        if split and incoming is not None and replay is not None:
-            watch = IncomingWatch(unwrap(self.model), self._watch_plan(), len(incoming))
-        looking = nullcontext() if watch is None else watch.watching()
-        with super().watched(incoming, replay):
-            with nullcontext() if watch is None else as_written(), looking:
+        with ExitStack() as looking, super().watched(incoming, replay):
+            if split and incoming is not None and replay is not None:
+                plan, witness = self._watch_plan()
+                if witness.nothing_accumulated():  # a step before was left out
+                    self._watched = []
+                watch = IncomingWatch(unwrap(self.model), plan, len(incoming))
+                for one in (as_written(), watch.watching(), witness.watching()):
+                    looking.enter_context(one)
+            with looking.pop_all():
                 yield
             if split:
                 both = [] if incoming is None or replay is None else [incoming, replay]
@@ -123,10 +136,33 @@ class IncomingRule(StepwiseRule):
     def step_(self, only: Collection[int] | None = None) -> None:
         """`precondition_` for a step that will be made: what incoming examples bring, if known."""
         self._taken, self._watched = self._watched, []
+        if self._taken:
+            self._scale = self._found_scale()
+        elif self._plan is not None:
+            self._plan[2].arrived = None  # of a step that is treated as a whole
         try:
             super().step_(only)
         finally:
             self._taken = []
+
+    def _found_scale(self) -> float:
+        """How much larger gradients were in the watched passes than they are now.
+
+        A loss scale (`torch.amp.GradScaler`) and clipping by norm are followed. The mean over
+        processes is another gradient than each one's own, so there only a scale can be told.
+        """
+        ratio, proportional = self._watch_plan()[1].ratio()
+        most = MOST_CHANGED if self.processes.alone else MOST_APART
+        if self.processes.alone and proportional and 0 < ratio < math.inf:
+            return ratio if abs(ratio - 1) > NEAR else 1.0
+        if not 1 / most < abs(ratio) < most:
+            raise InputError(
+                f"{type(self).__name__}: gradients were changed between backward and the step "
+                f"(by a factor of {1 / ratio if ratio else math.inf:.3g}, and not all alike), so "
+                "the part of incoming examples is not known. Clip by norm instead of by value; "
+                "with several processes use no loss scale; or leave out `watched`."
+            )
+        return 1.0
 
     def precondition_(self, only: Collection[int] | None = None) -> None:
         """``G <- G Lambda``; in a step whose incoming part is known, on that part alone.
@@ -145,10 +181,11 @@ class IncomingRule(StepwiseRule):
     ) -> None:
         """``G <- G - s G_in (I - Lambda)`` for every layer whose incoming part is known."""
         model, alone, share = unwrap(self.model), self.processes.alone, self._share.value
+        share /= self._scale
         together: list[_Change] = []
         lost = {name for watch in watched for name in watch.lost}
         with full_precision():
-            for site, _, _ in self._watch_plan().layers:
+            for site, _, _ in self._watch_plan()[0].layers:
                 name = site.name
                 brought = [one for watch in watched for one in watch.brought.get(name, ())]
                 gradients = gradients_of(model, site.columns, only)

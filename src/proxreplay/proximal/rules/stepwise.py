@@ -100,7 +100,7 @@ class StepwiseRule(GramRule):
             self._attached = self._watch = self._new_watch(EVERYTHING)
             self._attached.install()
             if self._gradients and self._fisher == "loss":
-                self._witness = ScaleWitness(unwrap(self.model), self._survey().sites)
+                self._witness = ScaleWitness(unwrap(self.model), self._survey().sites).install()
         return self
 
     def detach(self) -> None:
