@@ -1,6 +1,7 @@
 """The incoming part of gradients, a strength that sets itself, and how much of the rule acts."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from proxreplay import LPR, Batch, Learner, er, er_ace, lode
 from proxreplay.errors import InputError
 from proxreplay.models import mlp, small_cnn
 from proxreplay.proximal import RelativeStrength
+from proxreplay.proximal.layers.calling import Called
 from proxreplay.proximal.rules.share import Share
 from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
@@ -254,13 +256,27 @@ def test_where_batch_norm_sees_both_together_the_whole_gradient_is_treated():
     assert not torch.equal(found[lpr, er_ace][0], found[paper, er_ace][0])
 
 
-def test_the_share_follows_the_losses_of_a_step():
-    model, incoming, replay = net(nn.Conv2d(2, 3, 3)), batch(4, 1), batch(5, 2)
-    lpr = LPR(model)
+class Named(nn.Module):
+    """Gives an object with logits, as models of transformers do."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return SimpleNamespace(logits=self.model(x))
+
+
+@pytest.mark.parametrize("wrap", [nn.Sequential, Named], ids=["tensor", "object with logits"])
+def test_the_share_follows_the_losses_of_a_step(wrap):
+    incoming, replay = batch(4, 1), batch(5, 2)
+    model = net(nn.Conv2d(2, 3, 3))
+    whole = wrap(model)
+    lpr = LPR(whole)
     lpr.refresh(batch(20, 3).inputs)
     for loss in (er, er_ace):
         with lpr.watched(incoming, replay):
-            loss(model, incoming, replay).backward()
+            loss(Called(whole), incoming, replay).backward()
         each = [F.cross_entropy(model(one.inputs), one.labels).item() for one in (incoming, replay)]
         assert lpr._share.incoming == pytest.approx(each[0])
         assert lpr._share.replayed == pytest.approx(each[1])

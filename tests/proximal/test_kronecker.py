@@ -14,6 +14,7 @@ from proxreplay import Batch, KroneckerLPR, Learner
 from proxreplay.errors import InputError
 from proxreplay.models import GrowingHead, mlp, small_cnn
 from proxreplay.options import StepOptions
+from proxreplay.proximal.layers.calling import logits_of
 from proxreplay.proximal.shrinkage.forms import DenseShrinkage, shrinkage_from_state
 from proxreplay.proximal.shrinkage.inverse import dense_inverse_
 from proxreplay.proximal.shrinkage.twosided import (
@@ -194,6 +195,26 @@ def test_the_whole_update_solves_with_the_exact_fisher_of_a_small_network():
         expected.append(omega * torch.linalg.solve(P, g[own]))
     rule.step_()
     torch.testing.assert_close(flat_gradient(model), torch.cat(expected))
+
+
+def test_an_output_with_logits_has_a_fisher_matrix_too():
+    class Named(nn.Module):
+        def __init__(self, net):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            return {"logits": self.net(x)}
+
+    x, found = random(4, 3, seed=1), []
+    for wrap in (nn.Sequential, Named):
+        model = wrap(small_net())
+        rule = KroneckerLPR(model, steps=NEWEST, fisher="exact")
+        with rule.watched():
+            logits_of(model, x).logsumexp(1).sum().backward()
+        rule.step_()
+        found.append([one["factor"] for one in rule.state_dict()["layers"].values()])
+    assert_same_state(*found)
 
 
 def test_sampled_labels_give_the_exact_fisher_on_average():

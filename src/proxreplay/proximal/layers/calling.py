@@ -28,16 +28,22 @@ def logits_of(model: nn.Module, inputs: Any, call: Caller | None = None) -> Tens
         call: how the model is called; None for `with_arguments`.
     """
     output = with_arguments(model, inputs) if call is None else call(model, inputs)
-    if isinstance(output, Tensor):
-        return output
-    logits = output.get("logits") if isinstance(output, Mapping) else None
-    logits = getattr(output, "logits", logits)
-    if not isinstance(logits, Tensor):
+    logits = logits_in(output)
+    if logits is None:
         raise InputError(
             f"{type(model).__name__} gives a {type(output).__name__} without logits; say how to "
             "get them: call=lambda model, inputs: model(**inputs)[0]."
         )
     return logits
+
+
+def logits_in(output: Any) -> Tensor | None:
+    """The logits in what a model gives: a tensor, or an object or dict with ``logits``."""
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, Mapping) else None
+    logits = getattr(output, "logits", logits)
+    return logits if isinstance(logits, Tensor) else None
 
 
 class Called(nn.Module):

@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from proxreplay.distributed import share_of_call
 from proxreplay.proximal.gram.rows import widened
 from proxreplay.proximal.layers.batches import count_samples
+from proxreplay.proximal.layers.calling import logits_in
 from proxreplay.proximal.layers.capture import full_precision
 from proxreplay.proximal.layers.sites import Site
 
@@ -275,8 +276,9 @@ class IncomingWatch:
 
     def _end(self, model: nn.Module, args: Any, output: Any) -> None:
         now, self._now = self._now, None
-        if now is not None and isinstance(output, Tensor) and len(output) == now[2]:
-            self.outputs.append(output.detach())
+        logits = logits_in(output)
+        if now is not None and logits is not None and len(logits) == now[2]:
+            self.outputs.append(logits.detach())
 
     @torch.no_grad()
     def losses(self, labels: Tensor) -> tuple[float, float] | None:

@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from proxreplay.distributed import CallShare, share_of_call
 from proxreplay.errors import InputError
 from proxreplay.proximal.gram.rows import Rows, span_of
+from proxreplay.proximal.layers.calling import logits_in
 from proxreplay.proximal.layers.capture import full_precision, rows_function, untouched
 from proxreplay.proximal.layers.hooks import ModuleHook
 from proxreplay.proximal.layers.layout import MASK, Layout, has_two_sides
@@ -223,13 +224,14 @@ class StepWatch:
         if forward is None or not forward.calls:
             return
         calls, forward.calls = forward.calls, []
-        if not isinstance(output, Tensor) or output.ndim != 2:
+        logits = logits_in(output)
+        if logits is None or logits.ndim != 2:
             raise InputError(
                 f"fisher={self.fisher!r} takes the model's output as logits [n, classes], but it "
                 f"is {_described(output)}; use fisher='loss'."
             )
         edges = [edge for _, edge in calls]
-        for likelihood in self._likelihoods(output):
+        for likelihood in self._likelihoods(logits):
             found = torch.autograd.grad(likelihood, edges, retain_graph=True, allow_unused=True)
             for (call, _), gradient in zip(calls, found, strict=True):
                 if gradient is not None:
