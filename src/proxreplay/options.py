@@ -156,9 +156,9 @@ class StepOptions(Options, prefix="step."):
         balance: whether replayed examples count classes seen / classes in the batch times as much.
     """
 
-    every: Count = 3
-    rebuild: Count = 10
-    decay: Decay = 0.97
+    every: Count = 9
+    rebuild: Count = 4
+    decay: Decay = 0.93
     incoming: Amount = 0.0
     balance: bool = False
 

@@ -255,6 +255,15 @@ class IncomingWatch:
             for handle in (begin, *self._handles):
                 handle.remove()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Backward passes inside are not those of the step."""
+        before, self._busy = self._busy, True
+        try:
+            yield
+        finally:
+            self._busy = before
+
     def _look_at_layers(self) -> None:
         self._handles.append(self.model.register_forward_hook(self._end))
         for site, module, split in self.plan.layers:

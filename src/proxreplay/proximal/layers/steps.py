@@ -11,7 +11,7 @@ its parts that takes one.
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -163,6 +163,15 @@ class StepWatch:
             handle.remove()
         self._handles, self._forward = [], None
         self.paused = True
+
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Passes inside are not those of a step."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
 
     def begin_step(self) -> None:
         """Forget the examples of the step before."""

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from proxreplay.batch import Batch
 from proxreplay.distributed import Processes
 from proxreplay.errors import InputError
-from proxreplay.proximal.layers.capture import as_written, full_precision
+from proxreplay.proximal.layers.capture import full_precision
 from proxreplay.proximal.layers.incoming import (
     Awaited,
     Brought,
@@ -30,6 +29,7 @@ from proxreplay.proximal.layers.incoming import (
     splittable,
 )
 from proxreplay.proximal.layers.sites import Site, unwrap
+from proxreplay.proximal.rules.byrows import subtract_rows_
 from proxreplay.proximal.rules.gradients import gradients_of, moving_columns
 from proxreplay.proximal.rules.layerwise import Layers, Treatment
 from proxreplay.proximal.rules.share import Share
@@ -51,6 +51,7 @@ class IncomingRule(StepwiseRule):
 
     def __init__(self, model: nn.Module, *, split: bool, **options: Any) -> None:
         self._split = split
+        self._whole = not split
         self._share = Share()
         self._watched: list[IncomingWatch] = []
         self._taken: list[IncomingWatch] = []  # of the step that is being made
@@ -102,7 +103,7 @@ class IncomingRule(StepwiseRule):
                 if witness.nothing_accumulated():  # a step before was left out
                     self._watched = []
                 watch = IncomingWatch(unwrap(self.model), plan, len(incoming))
-                for one in (as_written(), watch.watching(), witness.watching()):
+                for one in (self._opened(watch), witness.watching()):
                     looking.enter_context(one)
             with looking.pop_all():
                 yield
@@ -280,25 +281,6 @@ def lost_of(brought: Brought, factor: Shrinkage, kept: Tensor | None) -> Brought
     if kept is not None:
         M = M[:, :, kept.to(M.device)]
     return Brought(factor.taken(M), brought.left)
-
-
-def subtract_rows_(
-    call: Awaited, factor: Shrinkage, gradients: Sequence[Tensor | None], share: float
-) -> None:
-    """`subtract_` for a Linear layer all of which moves, in as few operations as it takes."""
-    Z, D = call.linear()
-    parts = [one for one in gradients if one is not None]
-    d = Z.shape[1] * (call.site.weight is not None)
-    Z = F.pad(Z[:, :d], (0, len(parts) - (d > 0)), value=1.0).to(factor.dtype)
-    lost = factor.taken(Z[None])[0].to(D.dtype)
-    for part in parts:
-        own = part if part.dtype == D.dtype else part.to(D.dtype)
-        if part.ndim == 2:
-            own.addmm_(D.T, lost[:, :d], alpha=-share)
-        else:
-            own.addmv_(D.T, lost[:, -1], alpha=-share)
-        if own is not part:
-            part.copy_(own)
 
 
 def subtract_(site: Site, gradients: Sequence[Tensor | None], lost: Brought, share: float) -> None:

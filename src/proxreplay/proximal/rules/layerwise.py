@@ -164,6 +164,7 @@ class LayerwiseRule(GradientRule):
         self._untreated: dict[str, str] = {}
         self._columns: list[Column] = []  # of all sites, one after the other
         self._prepared: dict[tuple[str, tuple[bool, ...], torch.device], Shrinkage] = {}
+        self._without: frozenset[str] = frozenset()  # sites that are multiplied elsewhere
         self._products: tuple[tuple[Hashable, ...], list[Product]] | None = None
         survey = self._survey()
         self._put_in_force({}, survey.untreated | dict.fromkeys(survey.sites, self._not_yet))
@@ -214,7 +215,7 @@ class LayerwiseRule(GradientRule):
             only: ids of the parameters to treat as moving; None for all that have a gradient.
         """
         gradients = gradients_of(unwrap(self.model), self._columns, only)
-        kinds = kinds_of(gradients)
+        kinds = (*kinds_of(gradients), self._without)
         if self._products is None or self._products[0] != kinds:
             self._products = (kinds, self._plan_products(gradients))
         with full_precision():
@@ -228,7 +229,7 @@ class LayerwiseRule(GradientRule):
         for name, treatment in self._treatments.items():
             own = gradients[first : first + len(treatment.site.columns)]
             moving = tuple(gradient is not None for gradient in own)
-            if any(moving):
+            if any(moving) and name not in self._without:
                 factor = self._factor(name, moving, own)
                 sites.append(SiteGradients(treatment.site, first, factor, treatment.factor.width))
             first += len(own)

@@ -1,8 +1,9 @@
 """Rules whose statistics come from refreshes, or from the training steps themselves."""
 
+import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 import torch
@@ -12,10 +13,13 @@ from torch.optim import Optimizer
 from proxreplay.batch import Batch
 from proxreplay.errors import RefreshError
 from proxreplay.options import MAX_DIM, StepOptions
-from proxreplay.proximal.layers.capture import as_written
+from proxreplay.proximal.layers.capture import as_written, full_precision
+from proxreplay.proximal.layers.incoming import IncomingWatch, WatchPlan
 from proxreplay.proximal.layers.selection import Selector
 from proxreplay.proximal.layers.sites import Site, unwrap
 from proxreplay.proximal.layers.steps import EVERYTHING, Part, StepWatch
+from proxreplay.proximal.rules.byrows import calls_of, multiply_rows_, plan_rows
+from proxreplay.proximal.rules.gradients import gradients_of
 from proxreplay.proximal.rules.grams import GramRule
 from proxreplay.proximal.rules.layerwise import Reason, Treatment
 from proxreplay.proximal.rules.unscale import ScaleWitness
@@ -83,6 +87,11 @@ class StepwiseRule(GramRule):
         self._witness: ScaleWitness | None = None
         self._classes: set[int] = set()
         self._warned_broken = False
+        self._open: list[IncomingWatch] = []
+        self._rows: list[IncomingWatch] = []
+        self._row_plan: tuple[dict[str, Treatment], WatchPlan] | None = None
+
+    _whole = True  # whether the whole gradient is treated in every step
 
     @property
     def needs_refresh(self) -> bool:
@@ -122,6 +131,27 @@ class StepwiseRule(GramRule):
             incoming: the examples that pass first; None if nobody can tell them apart.
             replay: those that pass after them.
         """
+        rows = self._watch_rows()
+        with self._opened(rows), self._looking(incoming, replay):
+            yield
+        if rows is not None:
+            self._rows.append(rows)
+
+    @contextmanager
+    def _opened(self, watch: IncomingWatch | None) -> Iterator[None]:
+        """Watch the passes inside, but for those that are `paused`."""
+        if watch is None:
+            yield
+            return
+        self._open.append(watch)
+        try:
+            with as_written(), watch.watching():
+                yield
+        finally:
+            self._open.remove(watch)
+
+    @contextmanager
+    def _looking(self, incoming: Batch | None, replay: Batch | None) -> Iterator[None]:
         if self._sums is None or not self._sums.looking:
             yield
             return
@@ -143,20 +173,47 @@ class StepwiseRule(GramRule):
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Backward passes inside are not those of the step."""
-        if self._watch is None:
+        with ExitStack() as stack:
+            for one in self._open:
+                stack.enter_context(one.paused())
+            if self._watch is not None:
+                stack.enter_context(self._watch.pausing())
             yield
-            return
-        before, self._watch.paused = self._watch.paused, True
-        try:
-            yield
-        finally:
-            self._watch.paused = before
 
     def step_(self, only: Collection[int] | None = None) -> None:
         """`precondition_` for a step that will be made, after taking in what was seen of it."""
         if self._sums is not None:
             self._take_in(self._sums)
-        super().step_(only)
+        self._without = self._multiply_rows_(only)
+        try:
+            super().step_(only)
+        finally:
+            self._without = frozenset()
+
+    def _watch_rows(self) -> IncomingWatch | None:
+        """Look at the rows of layers that are multiplied by them; None if there are none."""
+        if self._row_plan is None or self._row_plan[0] is not self._treatments:
+            self._row_plan = self._treatments, plan_rows(unwrap(self.model), self._treatments)
+        plan = self._row_plan[1]
+        if not plan.layers or not self._whole or not self.processes.alone:
+            return None
+        return IncomingWatch(unwrap(self.model), plan, sys.maxsize)
+
+    @torch.no_grad()
+    def _multiply_rows_(self, only: Collection[int] | None) -> frozenset[str]:
+        """The sites whose gradient of a `watched` step was multiplied by its rows."""
+        watched, self._rows = self._rows, []
+        done = set()
+        for name, calls in (calls_of(watched, self._treatments) if watched else {}).items():
+            treatment = self._treatments[name]
+            gradients = gradients_of(unwrap(self.model), treatment.site.columns, only)
+            if all(one is not None for one in gradients):
+                factor = self._factor(name, (True,) * len(gradients), gradients)
+                with full_precision():
+                    for call in calls:
+                        multiply_rows_(call, factor, gradients)
+                done.add(name)
+        return frozenset(done)
 
     def refresh(self, examples: Any, of: int | None = None, **how: Any) -> None:
         """As `GramRule.refresh`; nothing where statistics come from training steps."""
@@ -261,7 +318,8 @@ class StepwiseRule(GramRule):
         self._pace.refreshed()
 
     def __getstate__(self) -> dict[str, Any]:
-        nothing = dict.fromkeys(("_watch", "_attached", "_witness"))
+        nothing = dict.fromkeys(("_watch", "_attached", "_witness", "_row_plan"))
+        nothing |= {"_rows": [], "_open": []}
         labels = {"_labels": self._labels.get_state()}  # a generator cannot be copied
         return super().__getstate__() | nothing | labels
 

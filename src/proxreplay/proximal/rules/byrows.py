@@ -1,0 +1,94 @@
+"""Gradients of Linear layers multiplied by their rows, where these are fewer than the outputs.
+
+The gradient of a Linear layer is ``G = D'Z`` with rows ``Z: [k, d]`` and gradients ``D: [k, out]``
+at its output. For a batch of ``k`` rows, far fewer than outputs,
+
+    G Lambda = D' (Z Lambda),       L G R = (D L)' (Z R),
+
+so that the product with the factor has ``k`` rows instead of ``out``.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from proxreplay.proximal.layers.incoming import Awaited, IncomingWatch, WatchPlan
+from proxreplay.proximal.rules.layerwise import Treatment
+from proxreplay.proximal.shrinkage.forms import Shrinkage
+from proxreplay.proximal.shrinkage.rowspace import RowShrinkage
+from proxreplay.proximal.shrinkage.twosided import SidesShrinkage
+
+
+MANY_OUTPUTS = 128  # from here on, both sides by few rows cost less than by as many outputs
+
+
+def plan_rows(model: nn.Module, treatments: Mapping[str, Treatment]) -> WatchPlan:
+    """What to watch: wide Linear layers with few rows, and those with two sides."""
+    wide = WatchPlan.of(model, [t.site for t in treatments.values() if _is_by_rows(t.factor)])
+    return WatchPlan(tuple(one for one in wide.layers if isinstance(one[1], nn.Linear)), ())
+
+
+def calls_of(
+    watched: Sequence[IncomingWatch], treatments: Mapping[str, Treatment]
+) -> dict[str, list[Awaited]]:
+    """The calls of a step by site; without sites of which not every call is known."""
+    found: dict[str, list[Awaited]] = {}
+    for name, treatment in treatments.items():
+        calls = [one for watch in watched for one in watch.brought.get(name, ())]
+        own = [one for one in calls if isinstance(one, Awaited)]
+        lost = len(own) < len(calls) or any(name in watch.lost for watch in watched)
+        factor = treatment.factor
+        if isinstance(factor, SidesShrinkage):  # a head that has grown is left to others
+            lost = lost or any(one.delta.shape[-1] != factor.left.shape[1] for one in own)
+        many = any(one.delta.numel() > one.delta.shape[-1] ** 2 for one in own)
+        if own and not (lost or many) and _is_by_rows(factor):
+            found[name] = own
+    return found
+
+
+def multiply_rows_(call: Awaited, factor: Shrinkage, gradients: Sequence[Tensor | None]) -> None:
+    """What one call brought to the gradients, multiplied with the factor; all columns move."""
+    if not isinstance(factor, SidesShrinkage):
+        subtract_rows_(call, factor, gradients, 1.0)
+        return
+    Z, D = rows_of(call, gradients, factor)
+    add_(gradients, D, Z, -1.0)
+    add_(gradients, D @ factor.left[0].to(D.dtype), factor.right.apply(Z[None])[0], factor.gain)
+
+
+def subtract_rows_(
+    call: Awaited, factor: Shrinkage, gradients: Sequence[Tensor | None], share: float
+) -> None:
+    """``G <- G - s D'Z (I - Lambda)`` for a Linear layer all of whose columns move."""
+    Z, D = rows_of(call, gradients, factor)
+    add_(gradients, D, factor.taken(Z[None])[0], -share)
+
+
+def rows_of(
+    call: Awaited, gradients: Sequence[Tensor | None], factor: Shrinkage
+) -> tuple[Tensor, Tensor]:
+    """``Z: [k, D]``, with the column of ones of a bias, and ``D: [k, out]``."""
+    Z, D = call.linear()
+    d = Z.shape[1] * (call.site.weight is not None)
+    return F.pad(Z[:, :d], (0, len(gradients) - (d > 0)), value=1.0).to(factor.dtype), D
+
+
+def add_(gradients: Sequence[Tensor | None], D: Tensor, Z: Tensor, share: float) -> None:
+    """``G <- G + s D'Z`` for a weight and a bias."""
+    Z = Z.to(D.dtype)
+    for part in gradients:
+        assert part is not None
+        own = part if part.dtype == D.dtype else part.to(D.dtype)
+        if part.ndim == 2:
+            own.addmm_(D.T, Z[:, : part.shape[1]], alpha=share)
+        else:
+            own.addmv_(D.T, Z[:, -1], alpha=share)
+        if own is not part:
+            part.copy_(own)
+
+
+def _is_by_rows(factor: Shrinkage) -> bool:
+    if isinstance(factor, SidesShrinkage):
+        return isinstance(factor.right, RowShrinkage) or factor.left.shape[1] >= MANY_OUTPUTS
+    return isinstance(factor, RowShrinkage)
