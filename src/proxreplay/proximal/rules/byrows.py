@@ -19,7 +19,6 @@ from proxreplay.proximal.shrinkage.forms import Shrinkage
 from proxreplay.proximal.shrinkage.rowspace import RowShrinkage
 from proxreplay.proximal.shrinkage.twosided import SidesShrinkage
 
-
 MANY_OUTPUTS = 128  # from here on, both sides by few rows cost less than by as many outputs
 
 
