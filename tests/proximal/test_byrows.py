@@ -94,3 +94,25 @@ def test_passes_that_are_not_of_the_step_do_not_count() -> None:
         parameter.grad = own.clone()
     rule.precondition_()
     torch.testing.assert_close(by_rows, gradients(model))
+
+
+@pytest.mark.parametrize("change", ["clipped", "scaled", "by value"])
+def test_gradients_that_were_changed_are_multiplied_as_they_are(change: str) -> None:
+    model = network()
+    rule = LPR(model, 4.0)
+    rule.refresh(batch(30, 1).inputs)
+    with rule.watched():
+        backward(model, batch(10, 2))
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        if change == "by value":
+            parameter.grad.clamp_(-1e-3, 1e-3)
+        else:
+            parameter.grad.mul_(0.3 if change == "clipped" else 1024.0)
+    plain = gradients(model)
+    rule.step_()
+    changed = gradients(model)
+    for parameter, own in zip(model.parameters(), plain, strict=True):
+        parameter.grad = own.clone()
+    rule.precondition_()
+    torch.testing.assert_close(changed, gradients(model))

@@ -3,7 +3,7 @@
 import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Self
 
 import torch
@@ -22,7 +22,7 @@ from proxreplay.proximal.rules.byrows import calls_of, multiply_rows_, plan_rows
 from proxreplay.proximal.rules.gradients import gradients_of
 from proxreplay.proximal.rules.grams import GramRule
 from proxreplay.proximal.rules.layerwise import Reason, Treatment
-from proxreplay.proximal.rules.unscale import ScaleWitness
+from proxreplay.proximal.rules.unscale import NEAR, ScaleWitness
 from proxreplay.proximal.statistics.collect import Source
 from proxreplay.proximal.statistics.decay import Aged, aged
 from proxreplay.proximal.statistics.sketch import Sketch
@@ -89,7 +89,7 @@ class StepwiseRule(GramRule):
         self._warned_broken = False
         self._open: list[IncomingWatch] = []
         self._rows: list[IncomingWatch] = []
-        self._row_plan: tuple[dict[str, Treatment], WatchPlan] | None = None
+        self._row_plan: tuple[dict[str, Treatment], WatchPlan, ScaleWitness] | None = None
 
     _whole = True  # whether the whole gradient is treated in every step
 
@@ -131,8 +131,9 @@ class StepwiseRule(GramRule):
             incoming: the examples that pass first; None if nobody can tell them apart.
             replay: those that pass after them.
         """
-        rows = self._watch_rows()
-        with self._opened(rows), self._looking(incoming, replay):
+        rows, witness = self._watch_rows()
+        same = nullcontext() if witness is None else witness.watching()
+        with self._opened(rows), same, self._looking(incoming, replay):
             yield
         if rows is not None:
             self._rows.append(rows)
@@ -190,19 +191,30 @@ class StepwiseRule(GramRule):
         finally:
             self._without = frozenset()
 
-    def _watch_rows(self) -> IncomingWatch | None:
+    def _watch_rows(self) -> tuple[IncomingWatch, ScaleWitness] | tuple[None, None]:
         """Look at the rows of layers that are multiplied by them; None if there are none."""
+        model = unwrap(self.model)
         if self._row_plan is None or self._row_plan[0] is not self._treatments:
-            self._row_plan = self._treatments, plan_rows(unwrap(self.model), self._treatments)
-        plan = self._row_plan[1]
+            plan = plan_rows(model, self._treatments)
+            witness = ScaleWitness(model, {site.name: site for site, _, _ in plan.layers})
+            self._row_plan, self._rows = (self._treatments, plan, witness), []
+        _, plan, witness = self._row_plan
         if not plan.layers or not self._whole or not self.processes.alone:
-            return None
-        return IncomingWatch(unwrap(self.model), plan, sys.maxsize)
+            return None, None
+        if witness.nothing_accumulated():  # a step before was left out
+            self._rows = []
+        return IncomingWatch(model, plan, sys.maxsize), witness
 
     @torch.no_grad()
     def _multiply_rows_(self, only: Collection[int] | None) -> frozenset[str]:
-        """The sites whose gradient of a `watched` step was multiplied by its rows."""
+        """The sites whose gradient of a `watched` step was multiplied by its rows.
+
+        None if gradients are not those that arrived any more: clipped, say, or scaled.
+        """
         watched, self._rows = self._rows, []
+        if watched and self._row_plan is not None:
+            ratio, proportional = self._row_plan[2].ratio()
+            watched = watched if proportional and abs(ratio - 1) <= NEAR else []
         done = set()
         for name, calls in (calls_of(watched, self._treatments) if watched else {}).items():
             treatment = self._treatments[name]
