@@ -7,7 +7,7 @@ selected. The others are plain defaults, not tuned by anybody, and ``from_paper`
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from proxreplay.data.catalog import Status, find_dataset
 from proxreplay.data.scenarios import ClassIncremental, DomainIncremental, Scenario, ShortLast
@@ -24,28 +24,7 @@ else:
     models = LazyModule("proxreplay.models")
 
 CUSTOM = "custom"
-UNTUNED_LR = 0.05
-
-
-@dataclass(frozen=True)
-class MethodSettings:
-    """Hyper-parameters of a replay method, alone and with LPR on top (which keeps the lr).
-
-    Args:
-        lr: learning rate of SGD.
-        omega_0: strength of LPR; None where LPR is not combined with the method.
-        beta: how LPR's strength falls with the layer's input size; None likewise.
-        der_weights: of the replayed cross-entropy and of the logit distance, for DER.
-        ema_momentum: of the averaged weights, for EMA.
-        rho: of LODE.
-    """
-
-    lr: float
-    omega_0: float | None = None
-    beta: float | None = None
-    der_weights: tuple[float, float] | None = None
-    ema_momentum: float | None = None
-    rho: float | None = None
+Settings = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -55,14 +34,13 @@ class Defaults:
     Args:
         steps_per_batch: SGD steps per stream batch, S in the paper.
         capacity: of the memory.
-        settings: hyper-parameters by method; by default one learning rate for all of them.
+        settings: hyper-parameters by replay method, alone and with LPR on top, under the keys of a
+            configuration; by default one learning rate for all methods.
     """
 
     steps_per_batch: int = 3
     capacity: int = 500
-    settings: Mapping[str, MethodSettings] = field(
-        default_factory=lambda: {"er": MethodSettings(UNTUNED_LR)}
-    )
+    settings: Settings = field(default_factory=lambda: {"er": {"lr": 0.05}})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,38 +89,38 @@ class Benchmark(Defaults):
 
 # Strengths by `proxreplay sweep split-digits --method lpr-X --seed 5` over the paper's omega_0,
 # except ER's, which is the demo's. With only some 320 steps, the average is a shorter one.
-_DIGITS_SETTINGS = {
-    "er": MethodSettings(0.1, omega_0=1.0, beta=1.0),
-    "er-ace": MethodSettings(0.1, omega_0=0.04, beta=1.0),
-    "der": MethodSettings(0.1, omega_0=4.0, beta=1.0, der_weights=(1.0, 1.0)),
-    "derpp": MethodSettings(0.1, omega_0=1.0, beta=1.0, der_weights=(1.0, 1.0)),
-    "ema": MethodSettings(0.1, omega_0=0.25, beta=1.0, ema_momentum=0.99),
-    "lode": MethodSettings(0.1, omega_0=0.25, beta=1.0, rho=0.1),
-    "agem": MethodSettings(0.1),
-    "aop": MethodSettings(0.1),
+_DIGITS_SETTINGS: Settings = {
+    "er": {"lr": 0.1, "lpr.omega_0": 1.0, "lpr.beta": 1.0},
+    "er-ace": {"lr": 0.1, "lpr.omega_0": 0.04, "lpr.beta": 1.0},
+    "der": {"lr": 0.1, "lpr.omega_0": 4.0, "lpr.beta": 1.0},
+    "derpp": {"lr": 0.1, "lpr.omega_0": 1.0, "lpr.beta": 1.0},
+    "ema": {"lr": 0.1, "lpr.omega_0": 0.25, "lpr.beta": 1.0, "averaging.momentum": 0.99},
+    "lode": {"lr": 0.1, "lpr.omega_0": 0.25, "lpr.beta": 1.0, "loss.rho": 0.1},
+    "agem": {"lr": 0.1},
+    "aop": {"lr": 0.1},
 }
-_CIFAR100_SETTINGS = {
-    "er": MethodSettings(0.1, omega_0=4.0, beta=2.0),
-    "der": MethodSettings(0.05, omega_0=1.0, beta=1.0, der_weights=(1.0, 1.0)),
-    "ema": MethodSettings(0.05, omega_0=0.04, beta=1.0, ema_momentum=0.999),
-    "lode": MethodSettings(0.1, omega_0=1.0, beta=2.0, rho=0.1),
-    "agem": MethodSettings(0.05),
-    "aop": MethodSettings(0.05),
+_CIFAR100_SETTINGS: Settings = {
+    "er": {"lr": 0.1, "lpr.omega_0": 4.0, "lpr.beta": 2.0},
+    "der": {"lr": 0.05, "lpr.omega_0": 1.0, "lpr.beta": 1.0},
+    "ema": {"lr": 0.05, "lpr.omega_0": 0.04, "lpr.beta": 1.0, "averaging.momentum": 0.999},
+    "lode": {"lr": 0.1, "lpr.omega_0": 1.0, "lpr.beta": 2.0, "loss.rho": 0.1},
+    "agem": {"lr": 0.05},
+    "aop": {"lr": 0.05},
 }
-_TINYIMAGENET_SETTINGS = {
-    "er": MethodSettings(0.01, omega_0=0.25, beta=2.0),
-    "der": MethodSettings(0.01, omega_0=0.25, beta=2.0, der_weights=(1.0, 0.5)),
-    "ema": MethodSettings(0.01, omega_0=0.25, beta=2.0, ema_momentum=0.999),
-    "lode": MethodSettings(0.01, omega_0=0.25, beta=2.0, rho=0.1),
-    "agem": MethodSettings(0.1),
-    "aop": MethodSettings(0.01),
+_TINYIMAGENET_SETTINGS: Settings = {
+    "er": {"lr": 0.01, "lpr.omega_0": 0.25, "lpr.beta": 2.0},
+    "der": {"lr": 0.01, "lpr.omega_0": 0.25, "lpr.beta": 2.0, "loss.logit_weight": 0.5},
+    "ema": {"lr": 0.01, "lpr.omega_0": 0.25, "lpr.beta": 2.0, "averaging.momentum": 0.999},
+    "lode": {"lr": 0.01, "lpr.omega_0": 0.25, "lpr.beta": 2.0, "loss.rho": 0.1},
+    "agem": {"lr": 0.1},
+    "aop": {"lr": 0.01},
 }
-_CLEAR_SETTINGS = {  # the paper has no LODE on CLEAR
-    "er": MethodSettings(0.01, omega_0=1.0, beta=1.0),
-    "der": MethodSettings(0.1, omega_0=0.25, beta=1.0, der_weights=(0.5, 1.0)),
-    "ema": MethodSettings(0.05, omega_0=0.25, beta=1.0, ema_momentum=0.999),
-    "agem": MethodSettings(0.01),
-    "aop": MethodSettings(0.05),
+_CLEAR_SETTINGS: Settings = {  # the paper has no LODE on CLEAR
+    "er": {"lr": 0.01, "lpr.omega_0": 1.0, "lpr.beta": 1.0},
+    "der": {"lr": 0.1, "lpr.omega_0": 0.25, "lpr.beta": 1.0, "loss.replay_weight": 0.5},
+    "ema": {"lr": 0.05, "lpr.omega_0": 0.25, "lpr.beta": 1.0, "averaging.momentum": 0.999},
+    "agem": {"lr": 0.01},
+    "aop": {"lr": 0.05},
 }
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)

@@ -16,7 +16,7 @@ from proxreplay.experiments.benchmarks import (
     CUSTOM,
     Benchmark,
     Defaults,
-    MethodSettings,
+    Settings,
     find_benchmark,
 )
 from proxreplay.experiments.config import RunConfig
@@ -57,23 +57,12 @@ def configure(benchmark_name: str, method_name: str, *layers: Mapping[str, Any])
     return config
 
 
-def _tuned(settings: Mapping[str, MethodSettings], method: Method) -> dict[str, Any]:
-    """A benchmark's settings for a method, as configuration values."""
+def _tuned(settings: Settings, method: Method) -> Mapping[str, Any]:
+    """A benchmark's settings for a method."""
     base = (
         method.name.removeprefix(LPR_PREFIX).removeprefix(KLPR_PREFIX).removesuffix(AVERAGED_SUFFIX)
     )
-    chosen = next(settings[name] for name in (base, *method.tuned_like, "er") if name in settings)
-    replay_weight, logit_weight = chosen.der_weights or (None, None)
-    values = {
-        "lr": chosen.lr,
-        "lpr.omega_0": chosen.omega_0,
-        "lpr.beta": chosen.beta,
-        "loss.replay_weight": replay_weight,
-        "loss.logit_weight": logit_weight,
-        "loss.rho": chosen.rho,
-        "averaging.momentum": chosen.ema_momentum,
-    }
-    return {key: value for key, value in values.items() if value is not None}
+    return next(settings[name] for name in (base, *method.tuned_like, "er") if name in settings)
 
 
 _OF_METHODS = (

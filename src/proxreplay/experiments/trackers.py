@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from proxreplay.errors import DataError, InputError
 from proxreplay.experiments.config import RunConfig
@@ -25,20 +25,6 @@ from proxreplay.experiments.results import (
 from proxreplay.files import write_text
 
 log = logging.getLogger(__name__)
-
-
-class Tracker(Protocol):
-    """Takes records as they are written."""
-
-    identity: str | None  # what a later attempt needs to go on with the same curves
-
-    def write(self, record: Record) -> None:
-        """Take one record."""
-        ...
-
-    def close(self, *, complete: bool) -> None:
-        """Nothing more will come in this attempt."""
-        ...
 
 
 def scalars(record: Record) -> Iterator[tuple[str, float]]:
@@ -59,8 +45,14 @@ def scalars(record: Record) -> Iterator[tuple[str, float]]:
                 yield f"{prefix}-tasks/{measure}/{task}", value
 
 
-class _Stepped:
-    """Hands numbers on with the stream batch they belong to; the end belongs to the last one."""
+class Tracker:
+    """Hands numbers on with the stream batch they belong to; the end belongs to the last one.
+
+    Args:
+        log: takes the name of a curve, a number and the stream batch.
+        close: nothing more will come in this attempt; is told whether the run is complete.
+        identity: what a later attempt needs to go on with the same curves.
+    """
 
     def __init__(
         self,
@@ -69,17 +61,15 @@ class _Stepped:
         identity: str | None = None,
     ) -> None:
         self.identity = identity
+        self.close = close
         self._log = log
-        self._close = close
         self._position = 0
 
     def write(self, record: Record) -> None:
+        """Take one record."""
         self._position = record.get("position", self._position)
         for name, value in scalars(record):
             self._log(name, value, self._position)
-
-    def close(self, *, complete: bool) -> None:
-        self._close(complete)
 
 
 def tensorboard(config: RunConfig, folder: Path, identity: str | None) -> Tracker:
@@ -87,7 +77,7 @@ def tensorboard(config: RunConfig, folder: Path, identity: str | None) -> Tracke
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(folder / "tensorboard"), purge_step=0)
-    return _Stepped(writer.add_scalar, lambda complete: writer.close())
+    return Tracker(writer.add_scalar, lambda complete: writer.close())
 
 
 def wandb(config: RunConfig, folder: Path, identity: str | None) -> Tracker:
@@ -101,7 +91,7 @@ def wandb(config: RunConfig, folder: Path, identity: str | None) -> Tracker:
         dir=str(folder),
         config=config.to_dict(),
     )
-    return _Stepped(
+    return Tracker(
         lambda name, value, step: run.log({name: value, "batch": step}),
         lambda complete: run.finish(exit_code=0 if complete else 1),
         run.id,
@@ -144,7 +134,7 @@ def mlflow(config: RunConfig, folder: Path, identity: str | None) -> Tracker:
         status = RunStatus.FINISHED if complete else RunStatus.KILLED
         client.set_terminated(key, RunStatus.to_string(status))
 
-    return _Stepped(add, close, key)
+    return Tracker(add, close, key)
 
 
 TRACKERS: Mapping[str, Callable[[RunConfig, Path, str | None], Tracker]] = {
@@ -196,10 +186,10 @@ class Tracking:
         self._complete = records_sha256
 
     def __exit__(self, *_: object) -> None:
-        self._each(lambda tracker: tracker.close(complete=self._complete is not None))
+        self._each(lambda tracker: tracker.close(self._complete is not None))
         self._note()
 
-    def _each(self, do: Callable[[Tracker], None]) -> None:
+    def _each(self, do: Callable[[Tracker], object]) -> None:
         for name, tracker in list(self._trackers.items()):
             try:
                 do(tracker)

@@ -48,11 +48,7 @@ class GrowingHead(nn.Linear):
             return False
         bound = 1 / math.sqrt(self.in_features)
         rows = torch.empty(new, self.in_features + 1).uniform_(-bound, bound, generator=generator)
-        self._set_rows(
-            torch.cat([self.weight, rows[:, :-1].to(self.weight)]),
-            torch.cat([self.bias, rows[:, -1].to(self.bias)]),
-            torch.cat([self.active, self.active.new_zeros(new)]),
-        )
+        self._append(rows[:, :-1], rows[:, -1], torch.zeros(new, dtype=torch.bool))
         return True
 
     def grow_like(self, other: "GrowingHead") -> bool:
@@ -60,11 +56,7 @@ class GrowingHead(nn.Linear):
         old = self.out_features
         if other.out_features <= old:
             return False
-        self._set_rows(
-            torch.cat([self.weight, other.weight[old:].to(self.weight)]),
-            torch.cat([self.bias, other.bias[old:].to(self.bias)]),
-            torch.cat([self.active, other.active[old:].to(self.active)]),
-        )
+        self._append(other.weight[old:], other.bias[old:], other.active[old:])
         return True
 
     def activate(self, labels: Tensor) -> None:
@@ -74,6 +66,13 @@ class GrowingHead(nn.Linear):
     def deactivate(self, label: int) -> None:
         """Give -1000 for a label again, until it is activated."""
         self.active[label] = False
+
+    def _append(self, weight: Tensor, bias: Tensor, active: Tensor) -> None:
+        self._set_rows(
+            torch.cat([self.weight, weight.to(self.weight)]),
+            torch.cat([self.bias, bias.to(self.bias)]),
+            torch.cat([self.active, active.to(self.active)]),
+        )
 
     def _set_rows(self, weight: Tensor, bias: Tensor, active: Tensor) -> None:
         self.weight = nn.Parameter(weight.detach(), requires_grad=self.weight.requires_grad)
