@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 from proxreplay.errors import InputError
 
 MAX_DIM = 8192  # columns: a layer with more has no dense matrix in any rule
+CHECKPOINT_EVERY = 100  # stream batches between checkpoints of a run
 
 
 def at_least(lower: float, **values: float | None) -> None:
@@ -328,6 +329,7 @@ class LearnerOptions(Options):
 
     Args:
         lr: learning rate, eta in the paper.
+        batch_size: examples per stream batch.
         steps_per_batch: SGD steps per stream batch, S in the paper.
         replay_batch: remembered examples per step.
         capacity: examples remembered.
@@ -335,6 +337,7 @@ class LearnerOptions(Options):
     """
 
     lr: Amount = 0.1
+    batch_size: Count = 10
     steps_per_batch: Count = 3
     replay_batch: Count = 10
     capacity: Count = 2000

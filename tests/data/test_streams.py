@@ -106,5 +106,5 @@ def test_nothing_is_copied_before_it_is_asked_for():
 def test_impossible_options_are_refused():
     with pytest.raises(InputError, match="batch_size=0"):
         make_stream(batch_size=0)
-    with pytest.raises(InputError, match="short_last='keep'"):
+    with pytest.raises(InputError, match="short_last=keep"):
         make_stream(short_last="keep")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from proxreplay.errors import InputError
+from proxreplay.options import CHECKPOINT_EVERY
 
 if TYPE_CHECKING:
     from proxreplay.experiments.config import RunConfig
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 MAX_RUNS = 10_000
 MAX_JOBS = 1024
 ENGINES = ("local", "ray")
+DEFAULT_METHOD = "lpr-er"
 
 
 def benchmark_names() -> list[str]:
@@ -44,7 +46,9 @@ Benchmark = Annotated[
 MethodName = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="See: proxreplay methods. Default: lpr-er", autocompletion=method_names
+        metavar="NAME",
+        help=f"See: proxreplay methods. Default: {DEFAULT_METHOD}",
+        autocompletion=method_names,
     ),
 ]
 DataRoot = Annotated[
@@ -117,7 +121,7 @@ class Settings:
         benchmark = benchmark or self.from_file.get("benchmark")
         if benchmark is None:
             raise InputError("which benchmark? Name one (see: proxreplay benchmarks) or --config.")
-        method = method or self.from_file.get("method", "lpr-er")
+        method = method or self.from_file.get("method", DEFAULT_METHOD)
         config = configure(benchmark, method, *self.layers(**further))
         self.check([config])
         return config
@@ -139,7 +143,7 @@ class How:
     data_root: DataRoot = None
     checkpoint_every: Annotated[
         int, typer.Option(metavar="N", help="Batches between checkpoints.", min=1)
-    ] = 100
+    ] = CHECKPOINT_EVERY
     track: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="tensorboard, wandb, mlflow; repeatable."),

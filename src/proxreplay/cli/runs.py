@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from proxreplay.cli.options import (
+    DEFAULT_METHOD,
     Benchmark,
     DataRoot,
     How,
@@ -156,7 +157,7 @@ def sweep(
     grid: Annotated[
         list[str], typer.Option(metavar="KEY=V1,V2", help="Repeatable; or: --grid paper")
     ],
-    method: MethodName = "lpr-er",
+    method: MethodName = None,
     seed: Annotated[int, typer.Option(metavar="N", help="The seed that selects.", min=0)] = 0,
     settings: Settings = _SETTINGS,
     how: How = _HOW,
@@ -168,7 +169,7 @@ def sweep(
     from proxreplay.experiments.jobs import grid_search
     from proxreplay.experiments.sweep import ranked, stages, winner_values, write_winner
 
-    method = method or "lpr-er"
+    method = method or DEFAULT_METHOD
     folder = out or Path("runs") / f"sweep-{benchmark}-{method}"
     layers = settings.layers(seed=seed)
     selected: dict[str, Any] = {}

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from proxreplay.errors import InputError
+from proxreplay.options import LearnerOptions
 
 if TYPE_CHECKING:
     from proxreplay.data.datasets import Dataset
     from proxreplay.data.streams import Stream, Task
 
 ShortLast = Literal["buffer_only", "train", "drop"]
+SHORT_LAST: ShortLast = "buffer_only"  # as in the paper's experiments
 DomainOrder = Sequence[str] | Literal["stored", "shuffled"]
 
 
@@ -31,8 +33,8 @@ class Scenario(ABC):
         self,
         dataset: "Dataset",
         seed: int,
-        batch_size: int = 10,
-        short_last: ShortLast = "buffer_only",
+        batch_size: int = LearnerOptions.batch_size,
+        short_last: ShortLast = SHORT_LAST,
         validation_fraction: float = 0.05,
     ) -> "Stream":
         """The stream for a seed; the examples of each task arrive in random order.

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from proxreplay.batch import Batch
 from proxreplay.data.datasets import Examples
-from proxreplay.data.scenarios import ShortLast
+from proxreplay.data.scenarios import SHORT_LAST, ShortLast
 from proxreplay.errors import InputError
+from proxreplay.options import LearnerOptions, count, one_of
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,13 @@ class Stream:
     """
 
     def __init__(
-        self, tasks: Sequence[Task], batch_size: int = 10, short_last: ShortLast = "buffer_only"
+        self,
+        tasks: Sequence[Task],
+        batch_size: int = LearnerOptions.batch_size,
+        short_last: ShortLast = SHORT_LAST,
     ) -> None:
-        if batch_size < 1:
-            raise InputError(f"Stream: batch_size={batch_size}; give at least 1.")
-        if short_last not in get_args(ShortLast):
-            raise InputError(
-                f"Stream: short_last={short_last!r}; give one of {', '.join(get_args(ShortLast))}."
-            )
+        count(batch_size=batch_size)
+        one_of(get_args(ShortLast), short_last=short_last)
         self.tasks = list(tasks)
         self.batch_size = batch_size
         self.short_last = short_last

@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxreplay.data.catalog import Status, find_dataset
-from proxreplay.data.scenarios import ClassIncremental, DomainIncremental, Scenario, ShortLast
+from proxreplay.data.scenarios import (
+    SHORT_LAST,
+    ClassIncremental,
+    DomainIncremental,
+    Scenario,
+    ShortLast,
+)
 from proxreplay.data.transforms import Transform
 from proxreplay.errors import InputError
 from proxreplay.lazy import LazyModule
+from proxreplay.options import LearnerOptions
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,8 +78,8 @@ class Benchmark(Defaults):
         self,
         dataset: "Dataset",
         seed: int,
-        batch_size: int = 10,
-        short_last: ShortLast = "buffer_only",
+        batch_size: int = LearnerOptions.batch_size,
+        short_last: ShortLast = SHORT_LAST,
     ) -> "Stream":
         """The stream that a seed gives."""
         return self.scenario.stream(dataset, seed, batch_size, short_last)

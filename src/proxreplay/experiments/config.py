@@ -21,6 +21,7 @@ from typing import Annotated, Any, Self
 
 import yaml
 
+from proxreplay.data.scenarios import SHORT_LAST, Blurry, ShortLast
 from proxreplay.errors import DataError, InputError
 from proxreplay.options import (
     Amount,
@@ -35,6 +36,7 @@ from proxreplay.options import (
     Options,
     ProjectionOptions,
     RefreshOptions,
+    Share,
     StepOptions,
     at_least,
     at_most,
@@ -69,9 +71,9 @@ class StreamSettings(Options, prefix="stream."):
         None
     )
     tasks: Count | None = None
-    disjoint: Amount = 0.5
-    blur: Amount = 0.1
-    short_last: Annotated[str, partial(one_of, ("buffer_only", "train", "drop"))] = "buffer_only"
+    disjoint: Share = Blurry.disjoint
+    blur: Share = Blurry.blur
+    short_last: Annotated[str, partial(one_of, typing.get_args(ShortLast))] = SHORT_LAST
     first: Count | None = None
     limit: Count | None = None
     image_size: Count | None = None
@@ -128,7 +130,7 @@ class RunConfig(Options):
     seed: Annotated[int, partial(at_least, 0), partial(at_most, 2**63 - 1)] = 0
     lr: Amount = LearnerOptions.lr
     capacity: Count | None = LearnerOptions.capacity
-    batch_size: Count = 10
+    batch_size: Count = LearnerOptions.batch_size
     replay_batch: Count = LearnerOptions.replay_batch
     steps_per_batch: Count = LearnerOptions.steps_per_batch
     eval_every: Count = 1

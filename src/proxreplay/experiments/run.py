@@ -21,7 +21,6 @@ from proxreplay.errors import (
     CheckpointError,
     DataError,
     DivergenceError,
-    InputError,
     ProxreplayError,
 )
 from proxreplay.evaluation import evaluate_each
@@ -54,7 +53,7 @@ from proxreplay.experiments.results import (
     write_result,
 )
 from proxreplay.experiments.trackers import Tracking, check_trackers, hand_over
-from proxreplay.options import PREDICTORS
+from proxreplay.options import CHECKPOINT_EVERY, PREDICTORS, Count, Options
 from proxreplay.replay import Learner
 from proxreplay.replay.floors import Floor
 from proxreplay.seeding import generator
@@ -63,7 +62,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class RunOptions(Options):
     """How a run is made; none of it changes what the run computes.
 
     Args:
@@ -73,12 +72,11 @@ class RunOptions:
     """
 
     data_root: Path | None = None
-    checkpoint_every: int = 100
+    checkpoint_every: Count = CHECKPOINT_EVERY
     track: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.checkpoint_every < 1:
-            raise InputError(f"checkpoint_every={self.checkpoint_every}; give at least 1.")
+        super().__post_init__()
         check_trackers(self.track)
 
 

@@ -82,7 +82,7 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         capacity: int = LearnerOptions.capacity,
         averaging: AveragingOptions | bool = True,
         lr: float = LearnerOptions.lr,
-        batch_size: int = 10,
+        batch_size: int = LearnerOptions.batch_size,
         steps_per_batch: int = LearnerOptions.steps_per_batch,
         replay_batch: int = LearnerOptions.replay_batch,
         refresh_every: int | None = RefreshOptions().interval,

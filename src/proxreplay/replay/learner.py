@@ -251,7 +251,12 @@ class Learner(Saving, Admitting):
         return removed
 
     def learn_stream(
-        self, source: Any, y: Any = None, *, batch_size: int = 10, sample_weight: Any = None
+        self,
+        source: Any,
+        y: Any = None,
+        *,
+        batch_size: int = LearnerOptions.batch_size,
+        sample_weight: Any = None,
     ) -> Self:
         """Learn from everything a source holds, in its order.
 
