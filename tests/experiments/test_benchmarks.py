@@ -6,6 +6,7 @@ import torch
 from proxreplay.data import Dataset, Examples
 from proxreplay.errors import DataError, InputError
 from proxreplay.experiments.benchmarks import BENCHMARKS, find_benchmark
+from proxreplay.experiments.configure import configure
 from tests.data.data_samples import clear_files, jpeg, tiny_files, write_files, zipped
 
 REAL = os.environ.get("PROXREPLAY_DATA")
@@ -70,12 +71,12 @@ def test_data_stream_transform_and_network_fit_together(name):
 
 
 def test_the_paper_s_settings():
-    lr = {m: [find_benchmark(n).settings[m].lr for n in COUNTS] for m in ("er", "der", "ema")}
-    assert lr == {"er": [0.1, 0.01, 0.01], "der": [0.05, 0.01, 0.1], "ema": [0.05, 0.01, 0.05]}
-    er = [find_benchmark(n).settings["er"] for n in COUNTS]
-    assert [(s.omega_0, s.beta) for s in er] == [(4, 2), (0.25, 2), (1, 1)]
-    der = [find_benchmark(n).settings["der"] for n in COUNTS]
-    assert [s.der_weights for s in der] == [(1, 1), (1, 0.5), (0.5, 1)]
+    er, der, ema = ([configure(n, f"lpr-{m}") for n in COUNTS] for m in ("er", "der", "ema"))
+    lr = [[config.lr for config in configs] for configs in (er, der, ema)]
+    assert lr == [[0.1, 0.01, 0.01], [0.05, 0.01, 0.1], [0.05, 0.01, 0.05]]
+    assert [(c.lpr.omega_0, c.lpr.beta) for c in er] == [(4, 2), (0.25, 2), (1, 1)]
+    weights = [(c.loss.replay_weight, c.loss.logit_weight) for c in der]
+    assert weights == [(1, 1), (1, 0.5), (0.5, 1)]
     assert [find_benchmark(n).steps_per_batch for n in COUNTS] == [3, 9, 10]
     assert [find_benchmark(n).capacity for n in COUNTS] == [2000, 4000, 2000]
 

@@ -83,7 +83,7 @@ class Heard:
             raise ConnectionError("no route")
         self.records.append(record)
 
-    def close(self, *, complete: bool) -> None:
+    def close(self, complete: bool) -> None:
         self.ended = complete
 
 
