@@ -83,6 +83,12 @@ def unsigned(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def file_digest(path: Path, algorithm: str) -> str:
+    """Hexadecimal digest of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
     """Remove what killed processes left of ``name``, or of any file that `replacing` wrote here."""
     for path in folder.iterdir():

@@ -170,7 +170,7 @@ class NamedDataset:
     ) -> tuple[list[str], list[str]]:
         from proxreplay.data.archives import open_files
         from proxreplay.data.cache import verify
-        from proxreplay.data.fingerprints import file_digest
+        from proxreplay.files import file_digest
 
         problems, remarks = [], []
         for file in self.files:

@@ -17,10 +17,10 @@ from urllib.request import Request, urlopen
 
 from proxreplay.data.archives import unpack
 from proxreplay.data.catalog import RemoteFile, find_dataset
-from proxreplay.data.fingerprints import file_digest
 from proxreplay.data.roots import data_root as resolve_root
-from proxreplay.errors import DataError, InputError
-from proxreplay.files import sync_file
+from proxreplay.errors import DataError
+from proxreplay.files import file_digest, sync_file
+from proxreplay.options import Amount, Count, Options, Positive
 
 CHUNK = 1 << 18
 MAX_BYTES = 16 * 2**30
@@ -30,7 +30,7 @@ OnBytes = Callable[[str, int, int | None], None]  # file name, bytes there, byte
 
 
 @dataclass(frozen=True)
-class Patience:
+class Patience(Options):
     """How a download deals with a bad connection.
 
     Args:
@@ -39,13 +39,9 @@ class Patience:
         timeout: seconds without a byte before an attempt fails.
     """
 
-    attempts: int = 5
-    wait: float = 1.0
-    timeout: float = 60.0
-
-    def __post_init__(self) -> None:
-        if self.attempts < 1 or self.wait < 0 or self.timeout <= 0:
-            raise InputError(f"{self}: give at least one attempt, wait >= 0 and timeout > 0.")
+    attempts: Count = 5
+    wait: Amount = 1.0
+    timeout: Positive = 60.0
 
 
 class _Interrupted(Exception):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxreplay.errors import DataError
+from proxreplay.files import file_digest
 
 MAX_FILES = 1_000_000
 MAX_DEPTH = 8
@@ -53,12 +54,6 @@ def is_unchanged(before: Fingerprint, source: Path) -> bool:
         if before.size != found.st_size:
             return False
     return before.sha256 == fingerprint(source).sha256
-
-
-def file_digest(path: Path, algorithm: str) -> str:
-    """Hexadecimal digest of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def regular(path: Path) -> os.stat_result:

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from proxreplay.errors import InputError
-from proxreplay.options import LearnerOptions
+from proxreplay.options import Count, LearnerOptions, Options, Share, below
 
 if TYPE_CHECKING:
     from proxreplay.data.datasets import Dataset
@@ -22,7 +21,7 @@ SHORT_LAST: ShortLast = "buffer_only"  # as in the paper's experiments
 DomainOrder = Sequence[str] | Literal["stored", "shuffled"]
 
 
-class Scenario(ABC):
+class Scenario(Options, ABC):
     """A rule for which examples arrive in which task; see `stream`."""
 
     @abstractmethod
@@ -50,10 +49,7 @@ class Scenario(ABC):
         from proxreplay.data.streams import Stream
         from proxreplay.data.tasks import shuffled
 
-        if not 0 <= validation_fraction < 1:
-            raise InputError(
-                f"validation_fraction={validation_fraction}; give at least 0 and less than 1."
-            )
+        below(1, validation_fraction=validation_fraction)
         tasks = self.split(dataset, seed, validation_fraction)
         return Stream(shuffled(tasks, seed), batch_size, short_last)
 
@@ -93,13 +89,8 @@ class Blurry(Scenario):
     """
 
     tasks: int
-    disjoint: float = 0.5
-    blur: float = 0.1
-
-    def __post_init__(self) -> None:
-        for name, value in (("disjoint", self.disjoint), ("blur", self.blur)):
-            if not 0 <= value <= 1:
-                raise InputError(f"Blurry: {name}={value}; give a fraction between 0 and 1.")
+    disjoint: Share = 0.5
+    blur: Share = 0.1
 
     def split(self, dataset: "Dataset", seed: int, validation_fraction: float) -> "list[Task]":
         """Tasks of classes, some of which leak."""
@@ -137,11 +128,7 @@ class IID(Scenario):
         tasks: how many parts.
     """
 
-    tasks: int = 1
-
-    def __post_init__(self) -> None:
-        if self.tasks < 1:
-            raise InputError(f"IID: tasks={self.tasks}; give at least 1.")
+    tasks: Count = 1
 
     def split(self, dataset: "Dataset", seed: int, validation_fraction: float) -> "list[Task]":
         """Random parts."""

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-import torch
 from torch import nn
 
 from proxreplay.data import Dataset, Stream
@@ -27,6 +26,7 @@ from proxreplay.replay import (
     UnlimitedMemory,
 )
 from proxreplay.replay.floors import Floor, Statistic
+from proxreplay.replay.placement import usable_device
 from proxreplay.seeding import seeded
 
 
@@ -63,16 +63,6 @@ def build_network(config: RunConfig, benchmark: Benchmark, dataset: Dataset) -> 
         )
 
 
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"device={name}: not usable here ({reason}); give cpu.") from error
-    return device
-
-
 def build_learner(
     config: RunConfig,
     benchmark: Benchmark,
@@ -85,7 +75,7 @@ def build_learner(
     if method.floor is not None:
         return _floor(config, benchmark, dataset, method.floor(config))
     steps = stream.trained_batches * config.steps_per_batch
-    network = build_network(config, benchmark, dataset).to(_device(config.device))
+    network = build_network(config, benchmark, dataset).to(usable_device(config.device))
     return Learner(
         network,
         _memory(config),
@@ -113,7 +103,7 @@ def _floor(
             f"diagnostics.drift={config.diagnostics.drift}: {config.method} trains no network that "
             "could drift; leave it out."
         )
-    shape, device = tuple(dataset.train.inputs.shape[1:]), _device(config.device)
+    shape, device = tuple(dataset.train.inputs.shape[1:]), usable_device(config.device)
     with seeded(config.seed, "model"):
         memory = _memory(config)
         return Floor(statistic, memory, shape, benchmark.transform, device, config.seed)

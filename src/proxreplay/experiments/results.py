@@ -5,7 +5,6 @@ docs/run-folder.md describes every file and every line. `read_run` tells the sta
 ``broken``, and its problem says which file is wrong and how.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ from proxreplay.evaluation.measures import MAIN, numbers
 from proxreplay.evaluation.trajectory import Recorded, Series
 from proxreplay.experiments.config import RunConfig, read_settings
 from proxreplay.experiments.recipes import METHODS
-from proxreplay.files import unsigned, write_json
+from proxreplay.files import file_digest, unsigned, write_json
 from proxreplay.files import write_text as write_text
 
 Record = dict[str, Any]
@@ -337,10 +336,7 @@ def find_runs(folders: Iterable[Path]) -> list[StoredRun]:
 def records_digest(folder: Path) -> str | None:
     """SHA-256 of ``records.jsonl``; None if there is none."""
     path = folder / "records.jsonl"
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return file_digest(path, "sha256") if path.is_file() else None
 
 
 def fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from proxreplay.batch import Batch
 from proxreplay.errors import InputError
 from proxreplay.options import DistillationOptions
-from proxreplay.replay.losses import Loss, Needs, needs_of
+from proxreplay.replay.losses import Loss, Needs, extra, needs_of
 from proxreplay.replay.weights import joint_weight, weighted_mean
 
 
@@ -62,7 +62,10 @@ class Distilled:
         batches += [] if replay is None else [replay]
         if not batches or self.weight == 0:
             return loss
-        logits, target = torch.cat(outputs), torch.cat([_average(batch) for batch in batches])
+        logits, target = (
+            torch.cat(outputs),
+            torch.cat([extra(batch, "average", "Distilled") for batch in batches]),
+        )
         expected = len(incoming) + (0 if replay is None else len(replay))
         if len(logits) != expected or logits.shape[1] != target.shape[1]:
             raise InputError(
@@ -79,12 +82,3 @@ class Distilled:
             apart = F.kl_div(own, taught, reduction="none", log_target=True).sum(dim=1)
             distance = weighted_mean(apart, weight)
         return loss + self.weight * distance
-
-
-def _average(batch: Batch) -> Tensor:
-    if "average" not in batch.extras:
-        raise InputError(
-            "Distilled: the batch has no 'average' beside inputs and labels; put the logits of the "
-            "average there (Batch.with_extras), or let a Learner with averaging do it."
-        )
-    return batch.extras["average"]

@@ -221,7 +221,7 @@ class Derpp(ReplayLoss):
             return new
         half = len(replay) // 2
         first, second = replay[:half], replay[half:]
-        stored = _extra(first, "logits", "Derpp")
+        stored = extra(first, "logits", "Derpp")
         distance = logit_distance(model(first.inputs), stored, first.weight)
         replayed = cross_entropy(model(second.inputs), second)
         return new + self.logit_weight * distance + self.replay_weight * replayed
@@ -256,7 +256,7 @@ class DerppSnapshot(ReplayLoss):
         if replay is None:
             return new
         logits = model(replay.inputs)
-        teacher = _extra(replay, "teacher", "DerppSnapshot")
+        teacher = extra(replay, "teacher", "DerppSnapshot")
         distance = logit_distance(logits, teacher, replay.weight)
         replayed = cross_entropy(logits, replay)
         return new + self.logit_weight * distance + self.replay_weight * replayed
@@ -300,13 +300,14 @@ def logit_distance(logits: Tensor, target: Tensor, weight: Tensor | None = None)
     return (shares * difference.square()).sum() / at_least_tiny(shares.sum())
 
 
-def _extra(replay: Batch, name: str, loss: str) -> Tensor:
-    if name not in replay.extras:
+def extra(batch: Batch, name: str, loss: str) -> Tensor:
+    """What a loss asks for beside inputs and labels."""
+    if name not in batch.extras:
         raise InputError(
-            f"{loss}: the replayed batch has no '{name}' beside inputs and labels; provide what "
-            f"{loss}().needs asks for, or let Learner do it."
+            f"{loss}: the batch has no '{name}' beside inputs and labels; provide what the loss "
+            "declares as its needs (Batch.with_extras), or let Learner do it."
         )
-    return replay.extras[name]
+    return batch.extras[name]
 
 
 finetune = Finetune()

@@ -41,7 +41,7 @@ class Placement:
         first = next(model.parameters(), None)
         if first is None:
             raise InputError("Learner: the model has no parameters; there is nothing to learn.")
-        target = first.device if device is None else _device(device)
+        target = first.device if device is None else usable_device(device)
         floating = (p.dtype for p in model.parameters() if p.is_floating_point())
         ordered = channels_last and channels_last_is_safe(model, target)
         return cls(target, next(floating, torch.float32), ordered)
@@ -68,14 +68,15 @@ class Placement:
         return tensor.contiguous(memory_format=torch.channels_last)
 
 
-def _device(device: torch.device | str) -> torch.device:
+def usable_device(device: torch.device | str) -> torch.device:
+    """The device, if torch can use it here."""
     try:
         found = torch.device(device)
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         raise InputError(
-            f"Learner: device={device!r} cannot be used here ({str(error).splitlines()[0]}); give "
-            "one that torch has, such as 'cpu'."
+            f"device={device}: not usable here ({str(error).splitlines()[0]}); give one that torch "
+            "has, such as cpu."
         ) from error
     return found
 
