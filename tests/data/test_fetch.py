@@ -291,5 +291,5 @@ def test_what_cannot_be_fetched_says_why(tmp_path, name, message):
 
 
 def test_patience_checks_itself():
-    with pytest.raises(InputError, match="at least one attempt"):
+    with pytest.raises(InputError, match="attempts=0; give a whole number"):
         Patience(attempts=0)
