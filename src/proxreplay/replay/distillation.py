@@ -62,10 +62,8 @@ class Distilled:
         batches += [] if replay is None else [replay]
         if not batches or self.weight == 0:
             return loss
-        logits, target = (
-            torch.cat(outputs),
-            torch.cat([extra(batch, "average", "Distilled") for batch in batches]),
-        )
+        logits = torch.cat(outputs)
+        target = torch.cat([extra(batch, "average", "Distilled") for batch in batches])
         expected = len(incoming) + (0 if replay is None else len(replay))
         if len(logits) != expected or logits.shape[1] != target.shape[1]:
             raise InputError(
