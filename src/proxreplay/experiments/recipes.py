@@ -44,7 +44,7 @@ class Method:
         name: as users write it.
         label: as the paper prints it.
         about: one line for people.
-        loss: from the configuration to the replay loss.
+        loss: from the configuration to the replay loss; by default experience replay.
         rule: makes the gradient rule; None for plain SGD.
         averaged: whether the weights are averaged for prediction.
         values: configuration values that make it what it is.
@@ -61,7 +61,7 @@ class Method:
     name: str
     label: str
     about: str
-    loss: "Callable[[RunConfig], losses.Loss]"
+    loss: "Callable[[RunConfig], losses.Loss]" = lambda c: losses.er
     rule: Rule | None = None
     averaged: bool = False
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -73,6 +73,10 @@ class Method:
     iid: bool = False
     task_ends: bool = False
     floor: "Callable[[RunConfig], floors.Statistic] | None" = None
+
+
+def _finetune(config: RunConfig) -> "losses.Loss":
+    return losses.finetune
 
 
 def _keys(*sections: str) -> tuple[str, ...]:
@@ -197,21 +201,14 @@ def _floor(
     uses: tuple[str, ...] = (),
 ) -> Method:
     """A classifier that learns no weights; a method that it beats has learned nothing of use."""
-    loss = lambda c: losses.Finetune()  # noqa: E731 (never called: there are no steps)
     about = f"a floor, without training: {about}"
     label = f"{label} (floor)"
-    return Method(name, label, about, loss, replay=False, uses=uses, floor=statistic)
+    return Method(name, label, about, replay=False, uses=uses, floor=statistic)
 
 
 _BASE = [
-    Method(
-        "finetune",
-        "Fine-tuning",
-        "SGD on the stream alone",
-        lambda c: losses.Finetune(),
-        replay=False,
-    ),
-    Method("er", "ER", "experience replay, one joint forward pass", lambda c: losses.Er()),
+    Method("finetune", "Fine-tuning", "SGD on the stream alone", _finetune, replay=False),
+    Method("er", "ER", "experience replay, one joint forward pass"),
     Method(
         "er-ace",
         "ER-ACE",
@@ -243,7 +240,6 @@ _BASE = [
         "ema",
         "EMA",
         "ER; a moving average of the weights predicts",
-        lambda c: losses.Er(),
         averaged=True,
         values={"averaging.start": "copy", "averaging.predict": "average"},
         uses=_keys("averaging."),
@@ -259,7 +255,7 @@ _BASE = [
         "agem",
         "A-GEM",
         "stream only; gradients never oppose that of remembered examples",
-        lambda c: losses.Finetune(),
+        _finetune,
         rule=lambda m, c, steps: proximal.AGEM(m, samples=c.projection.samples),
         replay=False,
         uses=("projection.samples",),
@@ -268,7 +264,6 @@ _BASE = [
         "er-agem",
         "ER + A-GEM",
         "ER; gradients never oppose that of the replayed examples",
-        lambda c: losses.Er(),
         rule=lambda m, c, steps: proximal.AGEM.joint(m),
         replay=False,
     ),
@@ -276,7 +271,7 @@ _BASE = [
         "aop",
         "AOP",
         "stream only; gradients orthogonal to earlier inputs, more so as the stream goes on",
-        lambda c: losses.Finetune(),
+        _finetune,
         rule=_aop,
         replay=False,
         uses=("projection.alpha", *_SCOPE_KEYS),
@@ -285,7 +280,7 @@ _BASE = [
         "owm",
         "OWM",
         "stream only; gradients orthogonal to earlier inputs",
-        lambda c: losses.Finetune(),
+        _finetune,
         rule=lambda m, c, steps: proximal.OWM(m, c.projection.alpha, **_scope(c)),
         replay=False,
         uses=("projection.alpha", *_SCOPE_KEYS),
@@ -295,7 +290,7 @@ _BASE = [
         "gpm",
         "GPM",
         "stream only; gradients orthogonal to the main directions of remembered inputs",
-        lambda c: losses.Finetune(),
+        _finetune,
         rule=_gpm,
         replay=False,
         uses=("projection.energy", *_SCOPE_KEYS, *_keys("refresh.")),
@@ -306,7 +301,7 @@ _BASE = [
         "sgp",
         "SGP",
         "as GPM, with directions scaled by their importance",
-        lambda c: losses.Finetune(),
+        _finetune,
         rule=_sgp,
         replay=False,
         uses=("projection.energy", "projection.scale", *_SCOPE_KEYS, *_keys("refresh.")),
@@ -317,7 +312,6 @@ _BASE = [
         "iid",
         "i.i.d. (ceiling)",
         "the upper bound: ER on the same stream in random order, with as many steps",
-        lambda c: losses.Er(),
         replay=False,
         iid=True,
     ),
