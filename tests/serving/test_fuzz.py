@@ -4,14 +4,20 @@ import base64
 import json
 import os
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
+from proxreplay import Learner
+from proxreplay.data import Transform
+from proxreplay.models import small_cnn
 from proxreplay.options import DurableOptions
 from tests.serving.streams import batches
 from tests.serving.test_api import Server, npy_header
@@ -142,6 +148,40 @@ def test_any_bytes(server: Server, path: str, data: bytes, kind: str, query: str
     before = state(server)
     answer = server.client.post(path, params=query, content=data, headers={"content-type": kind})
     check(server, before, answer)
+
+
+def image(kind: str) -> bytes:
+    file = BytesIO()
+    Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def of_images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    learner = Learner(small_cnn(3, widths=(4, 8)), transform=Transform(scale=255.0))
+    with Server(tmp_path_factory.mktemp("fuzz") / "d", learner=learner) as made:
+        made.learn(np.zeros((2, 3, 8, 8), np.uint8), np.array([0, 1]))
+        yield made
+
+
+@RELAXED
+@given(
+    kind=st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF"]),
+    changes=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=4),
+    end=st.one_of(st.none(), st.integers(0, 300)),
+    path=st.sampled_from(["/predict", "/predict?id=a", "/learn?label=1"]),
+)
+def test_any_image(
+    of_images: Server, kind: str, changes: list[tuple[int, int]], end: int | None, path: str
+) -> None:
+    before, data = state(of_images), bytearray(image(kind))
+    for place, byte in changes:
+        data[place % len(data)] = byte
+    headers = {"content-type": f"image/{kind.lower()}"}
+    answer = of_images.client.post(path, content=bytes(data[:end]), headers=headers)
+    check(of_images, before, answer)
+    if not changes and end is None:
+        assert answer.status_code < 300, answer.text
 
 
 @RELAXED
