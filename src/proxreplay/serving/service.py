@@ -19,7 +19,7 @@ REMEMBERED = 20_000  # outcomes for the page
 POINTS = 200  # of its curve
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Numbers:
     """One batch that was learned: how many examples, and how many were predicted before."""
 
