@@ -81,6 +81,7 @@ class Maker:
         self.whole, self.unfinished = run, unfinished
         self.canary = folder / "canary"
         self.codes: Counter[str] = Counter()
+        self.worst = (0.0, 0)
 
     def word(self, *among: str) -> str:
         return self.rng.choice(among or VALUES).replace("{canary}", str(self.canary))
@@ -484,6 +485,7 @@ def attempt(maker: Maker, family: Callable[[Maker], Case]) -> str | None:
     code, said, seconds, kilobytes = run(case.arguments, maker.folder)
     after = foreign(maker.folder)
     maker.codes[f"exit {code}"] += 1
+    maker.worst = seconds, kilobytes
     wrong = []
     if "Traceback" in said or code not in (0, 1, 2):
         wrong.append(f"exit code {code}")
@@ -514,7 +516,7 @@ def main() -> int:
     families = [f for f, weight in FAMILIES for _ in range(weight)]
     families = [f for f in families if asked.only in (None, f.__name__)]
     met: Counter[str] = Counter()
-    harm = 0
+    harm, worst = 0, [0.0, 0.0]
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch, "home")
         home.mkdir()
@@ -529,11 +531,14 @@ def main() -> int:
             problem = attempt(maker, family)
             met[family.__name__] += 1
             met.update(maker.codes)
+            worst = [max(pair) for pair in zip(worst, maker.worst, strict=True)]
             if problem:
                 harm += 1
                 print(f"{number}: {problem}", flush=True)
             shutil.rmtree(folder)
-    print(f"{asked.inputs} hostile inputs {dict(met)}, of which did harm: {harm}", flush=True)
+    print(f"{asked.inputs} hostile inputs: {dict(met)}", flush=True)
+    print(f"the worst: {worst[0]:.1f} s of CPU time, {int(worst[1]) >> 10} MB")
+    print(f"did harm: {harm}")
     return min(harm, 1)
 
 

@@ -31,27 +31,45 @@ class Symmetric(nn.Conv2d):
 
 
 @pytest.mark.parametrize(
-    ("layer", "x", "base"),
+    ("layer", "x", "base", "method"),
     [
-        (CosLinear(4, 3), torch.randn(5, 4), "Linear"),
-        (ChannelsFirstNorm(4), torch.randn(2, 4, 4, 4), "LayerNorm"),
-        (Symmetric(2, 3, 3), torch.randn(2, 2, 5, 5), "Conv2d"),
+        (CosLinear(4, 3), torch.randn(5, 4), "Linear", "forward"),
+        (ChannelsFirstNorm(4), torch.randn(2, 4, 4, 4), "LayerNorm", "forward"),
+        (Symmetric(2, 3, 3), torch.randn(2, 2, 5, 5), "Conv2d", "_conv_forward"),
     ],
     ids=["Linear", "LayerNorm", "Conv2d"],
 )
-def test_a_derived_layer_with_a_forward_of_its_own_is_left_alone(layer, x, base):
+def test_a_derived_layer_with_a_forward_of_its_own_is_left_alone(layer, x, base, method):
     lpr = LPR(nn.Sequential(layer), 100.0)
     lpr.refresh(x)
     assert not lpr.layers
     kind = type(layer).__name__
     assert lpr.untreated.keys() == {"0.weight", "0.bias"}
     for why in lpr.untreated.values():
-        assert f"rows of {base} may not be its rows" in why
+        assert f".{kind} overrides {method} of torch.nn.{base}," in why
         assert f"register_layer({kind})" in why
     fill_gradients_(layer)
     before = layer.weight.grad.clone()
     lpr.precondition_()
     assert torch.equal(layer.weight.grad, before)
+
+
+def test_a_class_with_the_name_of_its_base_is_told_apart_and_may_be_declared_the_same():
+    """timm calls its own LayerNorm, with a forward of its own, just so."""
+    fast = type("LayerNorm", (nn.LayerNorm,), {"forward": lambda self, x: self.own(x)})
+    fast.__module__ = "timm.layers.norm"
+    fast.own = nn.LayerNorm.forward
+    lpr = LPR(nn.Sequential(fast(4)))
+    lpr.refresh(torch.randn(5, 4))
+    assert lpr.untreated["0.weight"] == (
+        "timm.layers.norm.LayerNorm overrides forward of torch.nn.LayerNorm, so it may compute "
+        "something else. Teach it with register_layer(LayerNorm); or, if LayerNorm is linear in "
+        "the same rows, say so with LayerNorm.treated_as = torch.nn.LayerNorm."
+    )
+    fast.treated_as = nn.LayerNorm
+    lpr = LPR(nn.Sequential(fast(4)))
+    lpr.refresh(torch.randn(5, 4))
+    assert lpr.layers.keys() == {"0"}
 
 
 def test_a_derived_layer_that_inherits_forward_is_treated():

@@ -170,17 +170,32 @@ def _registered(kind: type) -> Layer | None:
 
 
 def overriding(module: nn.Module) -> str | None:
-    """Which registered type's ``forward`` the module's own replaces, if it does.
+    """Why a module cannot be treated as the registered type it derives from, if it cannot.
 
-    Its rows may then be others. A class that knows better says ``treated_as = nn.Linear``.
+    With a ``forward`` of its own its rows may be others. A class that knows better says
+    ``treated_as = nn.Linear``.
     """
     for ancestor in type(module).__mro__:
         if _registered(ancestor) is not None or "treated_as" in vars(ancestor):
             return None
-        if not FORWARD.isdisjoint(vars(ancestor)):
+        if own := FORWARD & vars(ancestor).keys():
             break
-    found = (ancestor for ancestor in type(module).__mro__ if _registered(ancestor) is not None)
-    return next((ancestor.__name__ for ancestor in found), None)
+    found = (kind for kind in type(module).__mro__ if _registered(kind) is not None)
+    base = next(found, None)
+    if base is None:
+        return None
+    name = type(module).__name__
+    return (
+        f"{_full_name(ancestor)} overrides {min(own)} of {_full_name(base)}, so it may compute "
+        f"something else. Teach it with register_layer({name}); or, if {name} is linear in the "
+        f"same rows, say so with {name}.treated_as = {_full_name(base)}."
+    )
+
+
+def _full_name(kind: type) -> str:
+    """With the module, since a class may be called like the one it derives from."""
+    public = kind.__module__.startswith("torch.nn.modules.")
+    return f"{'torch.nn' if public else kind.__module__}.{kind.__qualname__}"
 
 
 def rows_by_map(result: RowsResult) -> dict[str, Rows]:

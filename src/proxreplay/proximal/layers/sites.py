@@ -264,12 +264,8 @@ def _walk(
 def _known(module: nn.Module) -> tuple[Layer | None, Mapping[str, LinearMap], str | None]:
     """What is registered for a module, its maps, and why it has none; no reason for bare ones."""
     kind = type(module).__name__
-    base = overriding(module)
-    if base is not None:
-        why = (
-            f"{kind} has a forward of its own, so the rows of {base} may not be its rows; "
-            f"teach it with register_layer({kind})."
-        )
+    why = overriding(module)
+    if why is not None:
         return None, {}, why
     layer = find_layer(module)
     if layer is None:
