@@ -10,7 +10,6 @@ from proxreplay.evaluation import Estimate
 from proxreplay.experiments.engines import InlineEngine
 from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.jobs import Block, Selection, reproduction
-from proxreplay.report.plots import appendix
 from proxreplay.reproduce import (
     REPRODUCTIONS,
     Beside,
@@ -81,7 +80,7 @@ def test_the_difference_is_told_in_standard_errors() -> None:
 
 def test_tables_and_figures_are_written_from_the_runs(tmp_path: Path) -> None:
     block = Block("split-digits", ("er", "lpr-er"), (30,), 2)
-    table = Reproduction("toy", "a table", (block,), {"curves.png": appendix})
+    table = Reproduction("toy", "a table", (block,), {"curves.png": "appendix"})
     values = {"steps_per_batch": 1, "eval_every": 20}
     jobs = reproduction(table.blocks, Selection(), tmp_path, values)
     assert all(o.status == "complete" for o in InlineEngine().make(jobs, StopRequest()))

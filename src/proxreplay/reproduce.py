@@ -5,7 +5,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from proxreplay.errors import InputError
 from proxreplay.evaluation import Estimate
@@ -13,7 +12,7 @@ from proxreplay.evaluation.measures import MAIN
 from proxreplay.experiments.jobs import Block
 from proxreplay.experiments.results import write_text
 from proxreplay.report.grouping import Section, read_study
-from proxreplay.report.plots import appendix, figure_1, gradient_ratios, save, sensitivity
+from proxreplay.report.plots import FIGURES, save
 from proxreplay.report.tables import main_table, to_markdown
 
 REPLAY = ("er", "lpr-er", "der", "lpr-der", "ema", "lpr-ema", "lode", "lpr-lode")
@@ -28,13 +27,13 @@ class Reproduction:
         name: as users write it.
         about: one line.
         blocks: what has to be run.
-        figures: what to draw, by file name.
+        figures: which of `FIGURES` to draw, by file name.
     """
 
     name: str
     about: str
     blocks: tuple[Block, ...]
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    figures: Mapping[str, str] = field(default_factory=dict)
 
 
 def _sensitivity(benchmark: str, memory: int, seeds: int) -> tuple[Block, ...]:
@@ -56,19 +55,19 @@ REPRODUCTIONS: Mapping[str, Reproduction] = {
             "table1",
             "Split-CIFAR100, memory 1000 and 2000",
             (Block("split-cifar100", REPLAY, (1000, 2000), 10),),
-            {"curves.png": appendix},
+            {"curves.png": "appendix"},
         ),
         Reproduction(
             "table2",
             "Split-TinyImageNet, memory 2000 and 4000",
             (Block("split-tinyimagenet", REPLAY, (2000, 4000), 10),),
-            {"curves.png": appendix},
+            {"curves.png": "appendix"},
         ),
         Reproduction(
             "table3",
             "Online CLEAR, memory 1000 and 2000",
             (Block("online-clear", REPLAY[:6], (1000, 2000), 5),),
-            {"curves.png": appendix},
+            {"curves.png": "appendix"},
         ),
         Reproduction(
             "unlimited",
@@ -95,13 +94,13 @@ REPRODUCTIONS: Mapping[str, Reproduction] = {
                 *_sensitivity("split-tinyimagenet", 4000, 10),
                 *_sensitivity("online-clear", 2000, 5),
             ),
-            {"sensitivity.png": sensitivity},
+            {"sensitivity.png": "sensitivity"},
         ),
         Reproduction(
             "figure1",
             "representation drift and variation of accuracy on task 1 of Split-CIFAR100",
             (Block("split-cifar100", REPLAY[:2], (2000,), 5, ({"diagnostics.drift": "paper"},)),),
-            {"figure1.png": figure_1},
+            {"figure1.png": "figure-1"},
         ),
         Reproduction(
             "figure2",
@@ -115,7 +114,7 @@ REPRODUCTIONS: Mapping[str, Reproduction] = {
                     ({"diagnostics.gradients_every": 30},),
                 ),
             ),
-            {"figure2.png": gradient_ratios},
+            {"figure2.png": "figure-2"},
         ),
     )
 }
@@ -174,7 +173,7 @@ def conclude(reproduction: Reproduction, out: Path, *, quick: bool) -> tuple[str
     for section in study.sections:
         text += f"## {section.title}\n\n{to_markdown(main_table(section))}\n"
         beside += [] if quick else beside_paper(section)
-        for name, draw in reproduction.figures.items():
-            save(draw(section), out / f"{section.slug}-{name}")
+        for name, figure in reproduction.figures.items():
+            save(FIGURES[figure](section), out / f"{section.slug}-{name}")
     write_text(out / "tables.md", text)
     return text, beside

@@ -1,7 +1,7 @@
 """Plots: legible in print and on a phone, colour-blind safe, seeds as bands, thin task boundaries.
 
 Every function takes a section of a study and returns a figure of its own; nothing global is
-touched. `FIGURES` names them for the command line.
+touched. `FIGURES`, at the end, names them for the command line.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +49,7 @@ def save(figure: "Figure", path: Path) -> None:
 
 def over_time(section: Section, key: str) -> "Figure":
     """One measure over the stream, one line per method."""
-    return _panels(section, [key], size=WIDE)
+    return panels(section, [key], size=WIDE)
 
 
 def task_maps(section: Section) -> "Figure":
@@ -84,27 +84,6 @@ def task_maps(section: Section) -> "Figure":
         _whole_numbers(axes.xaxis)
     figure.colorbar(image, ax=grid, label="accuracy", shrink=0.8)
     return figure
-
-
-def gradient_ratios(section: Section) -> "Figure":
-    """The paper's Figure 2: how much LPR shrinks the gradients of replayed and of new data."""
-    return _panels(section, ["ratio_replay", "ratio_new"])
-
-
-def figure_1(section: Section) -> "Figure":
-    """The paper's Figure 1: drift, total variation and accuracy on the first task's examples."""
-    return _panels(section, ["drift", "variation_first", "first_task"])
-
-
-def appendix(section: Section) -> "Figure":
-    """The paper's appendix: accuracy and loss over all seen tasks, and their variation."""
-    return _panels(section, ["variation_seen", "variation_loss", "accuracy", "loss"], columns=2)
-
-
-def prequential(section: Section) -> "Figure":
-    """Predicting every batch before it is learned: accuracy, accuracy of late, and regret."""
-    keys = ["prequential", "prequential_fading", "regret_majority", "regret_no_change"]
-    return _panels(section, keys, columns=2)
 
 
 def sensitivity(section: Section) -> "Figure":
@@ -148,23 +127,6 @@ def sensitivity(section: Section) -> "Figure":
     return figure
 
 
-FIGURES: Mapping[str, Callable[[Section], "Figure"]] = {
-    "accuracy": partial(over_time, key="accuracy"),
-    "worst-case": partial(over_time, key="wc_acc"),
-    "variation": partial(over_time, key="variation_seen"),
-    "loss": partial(over_time, key="loss"),
-    "drift": partial(over_time, key="drift"),
-    "time": partial(over_time, key="time"),
-    "tasks": task_maps,
-    "prequential": prequential,
-    "gradients": gradient_ratios,
-    "sensitivity": sensitivity,
-    "figure-1": figure_1,
-    "figure-2": gradient_ratios,
-    "appendix": appendix,
-}
-
-
 # How they are drawn ------------------------------------------------------------------------------
 
 
@@ -174,7 +136,7 @@ def _blank(size: tuple[float, float]) -> "Figure":
     return Figure(figsize=size, layout="constrained")
 
 
-def _panels(
+def panels(
     section: Section,
     keys: Sequence[str],
     columns: int | None = None,
@@ -269,3 +231,25 @@ def _paper_sensitivity(benchmark: str, share: float) -> list[tuple[int, float]]:
         return []
     row = paper()["sensitivity"][names[benchmark]]["acc"][key]
     return [(int(t[1:]), value[0]) for t, value in row.items()]
+
+
+# What there is to draw ---------------------------------------------------------------------------
+
+_WHOLE = ("variation_seen", "variation_loss", "accuracy", "loss")
+_PREQUENTIAL = ("prequential", "prequential_fading", "regret_majority", "regret_no_change")
+FIGURES: Mapping[str, Callable[[Section], "Figure"]] = {
+    "accuracy": partial(over_time, key="accuracy"),
+    "worst-case": partial(over_time, key="wc_acc"),
+    "variation": partial(over_time, key="variation_seen"),
+    "loss": partial(over_time, key="loss"),
+    "drift": partial(over_time, key="drift"),
+    "time": partial(over_time, key="time"),
+    "tasks": task_maps,
+    "prequential": partial(panels, keys=_PREQUENTIAL, columns=2),
+    "gradients": partial(panels, keys=("ratio_replay", "ratio_new")),
+    "sensitivity": sensitivity,
+    # as in the paper; the appendix is about all tasks seen, figure 1 about the first one
+    "figure-1": partial(panels, keys=("drift", "variation_first", "first_task")),
+    "figure-2": partial(panels, keys=("ratio_replay", "ratio_new")),
+    "appendix": partial(panels, keys=_WHOLE, columns=2),
+}
