@@ -145,7 +145,7 @@ def test_layers_that_do_not_exist_and_empty_inputs_are_refused() -> None:
         RepresentationDrift(model, torch.zeros(1, 6), ["conv9"])
     with pytest.raises(InputError, match="at least one example"):
         RepresentationDrift(model, torch.zeros(0, 6))
-    with pytest.raises(InputError, match="mode='mean'"):
+    with pytest.raises(InputError, match="mode=mean"):
         RepresentationDrift(model, torch.zeros(1, 6), mode="mean")  # type: ignore[arg-type]
 
 

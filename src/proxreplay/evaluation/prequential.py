@@ -12,7 +12,7 @@ from typing import Any
 
 from proxreplay.batch import Batch
 from proxreplay.errors import InputError
-from proxreplay.options import PREQUENTIAL_FADING, count
+from proxreplay.options import PREQUENTIAL_FADING, below, count
 from proxreplay.replay.batching import stream_batches
 from proxreplay.replay.inputs import as_batch_of_one
 from proxreplay.replay.labels import is_one_label, plain
@@ -35,8 +35,7 @@ class Score:
     """
 
     def __init__(self, fading: float = PREQUENTIAL_FADING) -> None:
-        if not 0 <= fading < 1:
-            raise InputError(f"fading={fading}; give a number of at least 0 and below 1.")
+        below(1, fading=fading)
         self.fading_factor = fading
         self.hits = 0
         self._faded = 0.0  # sum of alpha^age over the examples that were hit

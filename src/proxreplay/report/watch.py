@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from proxreplay.errors import InputError
 from proxreplay.experiments.results import find_runs, fingerprint
+from proxreplay.options import positive
 from proxreplay.report.grouping import Cache
 from proxreplay.report.page import ReportSummary, write_report
 
@@ -30,8 +30,7 @@ def watch_report(
         stop: ends the watch.
         on_write: called after every rewrite.
     """
-    if interval <= 0:
-        raise InputError(f"watch_report: interval={interval}; give more than 0 seconds.")
+    positive(interval=interval)
     stop = threading.Event() if stop is None else stop
     cache: Cache = {}
     last: object = None

@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from proxreplay.batch import Inputs, length, part
 from proxreplay.errors import InputError
+from proxreplay.options import one_of
 from proxreplay.proximal.layers.calling import with_arguments
 from proxreplay.proximal.layers.capture import untouched
 
@@ -56,8 +57,7 @@ class RepresentationDrift:
     ) -> None:
         if length(inputs) == 0:
             raise InputError("RepresentationDrift: no inputs; give at least one example.")
-        if mode not in ("paper", "authors"):
-            raise InputError(f"RepresentationDrift: mode={mode!r}; give 'paper' or 'authors'.")
+        one_of(("paper", "authors"), mode=mode)
         if layers is None:
             layers = [
                 name for name, m in model.named_children() if any(True for _ in m.parameters())

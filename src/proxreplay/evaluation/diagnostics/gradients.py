@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from proxreplay.batch import Batch, Inputs, length, named, part
 from proxreplay.errors import InputError
 from proxreplay.evaluation.diagnostics.borrow import borrowed_gradients
+from proxreplay.options import count
 from proxreplay.proximal.layers.calling import Called
 from proxreplay.proximal.rules.agem import AGEM
 from proxreplay.proximal.rules.base import GradientRule
@@ -81,8 +82,7 @@ class GradientRatios:
         every: int = 1,
         optimizer: Optimizer | None = None,
     ) -> None:
-        if every < 1:
-            raise InputError(f"GradientRatios: every={every}; give at least 1.")
+        count(every=every)
         if isinstance(rule, AGEM):
             raise InputError(
                 "GradientRatios: A-GEM compares with a gradient that it takes after the loss, so "
