@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -496,3 +497,44 @@ def test_an_error_while_applying_stops_and_loses_nothing(
         twin.learn(x, y)
     with DurableLearner(tmp_path / "d", make()) as durable:
         assert durable.fingerprint() == fingerprint(twin)
+
+
+def test_closing_does_not_wait_for_a_rollback_that_waits_for_the_queue(tmp_path: Path) -> None:
+    durable = DurableLearner(tmp_path / "d", make())
+    inside, go, told = threading.Event(), threading.Event(), []
+    learn = durable.learner.learn
+
+    def slow(*args: Any, **further: Any) -> Any:
+        inside.set()
+        go.wait(30)
+        return learn(*args, **further)
+
+    durable.learner.learn = slow  # type: ignore[method-assign]
+    durable.start()
+    for x, y in batches(3):
+        durable.submit(x, y)
+
+    def back() -> None:
+        try:
+            durable.rollback(0)
+        except StoppedError as error:
+            told.append(str(error))
+
+    rollback = threading.Thread(target=back, daemon=True)
+    closing = threading.Thread(target=durable.close, daemon=True)
+    assert inside.wait(30)
+    rollback.start()
+    while durable._admitting.acquire(blocking=False):  # until the rollback holds admission
+        durable._admitting.release()
+        time.sleep(0.001)
+    closing.start()
+    while not durable._line.closed:
+        time.sleep(0.001)
+    go.set()
+    closing.join(30)
+    assert not closing.is_alive()
+    rollback.join(30)
+    assert told
+    assert "it is closed" in told[0]
+    with DurableLearner(tmp_path / "d", make()) as again:
+        assert again.applied == 3
