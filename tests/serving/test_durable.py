@@ -411,6 +411,27 @@ def test_a_snapshot_that_cannot_be_written_costs_nothing(
         assert durable.fingerprint() == fingerprint(twin)
 
 
+def test_outcomes_that_cannot_be_written_wait_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from proxreplay.serving import timeline
+
+    def full(*args: Any) -> None:
+        raise StorageError("no space left")
+
+    monkeypatch.setattr(timeline, "OUTCOMES_PER_WRITE", 3)
+    with DurableLearner(tmp_path / "d", make()) as durable:
+        with monkeypatch.context() as patch:
+            patch.setattr(durable.log, "note_outcomes", full)
+            for x, y in batches(5):
+                durable.learn(x, y, keys="mine")
+            with pytest.raises(StorageError):
+                durable.forget(key="mine")
+        durable.learn(x, y)
+        assert [outcome.sequence for outcome in durable.log.outcomes(9)] == [1, 2, 3, 4, 5, 6]
+        assert len(durable.log.ids_of("mine")) == 20
+
+
 def test_a_folder_that_cannot_be_written_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

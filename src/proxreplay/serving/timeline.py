@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxreplay.errors import CheckpointError, DivergenceError, InputError, ProxreplayError
+from proxreplay.errors import (
+    CheckpointError,
+    DivergenceError,
+    InputError,
+    ProxreplayError,
+    StorageError,
+)
 from proxreplay.replay.learner import Learner
 from proxreplay.serialization import to_bytes
 from proxreplay.serving.events import (
@@ -152,10 +158,13 @@ class Timeline:
         return next(waiting, None) or self.log.outcome(sequence) or Outcome(sequence, LEARN)
 
     def note(self, outcome: Outcome) -> None:
-        """Take note of an outcome; it is written with some others."""
+        """Take note of an outcome; it is written with some others, as soon as there is room."""
         self._outcomes.append(outcome)
         if len(self._outcomes) >= OUTCOMES_PER_WRITE:
-            self.flush()
+            try:
+                self.flush()
+            except StorageError as error:
+                log.error("outcomes wait to be written: %s", error)
 
     def flush(self) -> None:
         """Write outcomes and keys that are not written yet."""
