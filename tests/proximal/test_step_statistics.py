@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from proxreplay import LPR, Batch, Learner
+from proxreplay import LPR, Batch, KroneckerLPR, Learner
 from proxreplay.errors import InputError
 from proxreplay.models import mlp, small_cnn
 from proxreplay.options import StepOptions
@@ -439,3 +439,16 @@ def test_bad_options_are_refused():
         StepOptions(every=0)
     with pytest.raises(InputError, match=r"step\.decay=1"):
         StepOptions(decay=1.0)
+
+
+@pytest.mark.parametrize("make", [KroneckerLPR, lambda m: LPR(m, 1.0, statistics="step")])
+def test_a_rule_that_sees_no_step_says_so_once(make):
+    model = nn.Sequential(nn.Linear(3, 2))
+    rule = make(model)
+    model(torch.ones(4, 3)).sum().backward()
+    with pytest.warns(UserWarning, match=r"no training step was seen. Use attach\(optimizer\)"):
+        rule.step_()
+    rule.step_()  # said once; warnings are errors here
+    with rule.watched():
+        model(torch.ones(4, 3)).sum().backward()
+    rule.step_()

@@ -47,6 +47,8 @@ class StepwiseRule(GramRule):
         seed: of the labels that are drawn.
     """
 
+    _ever_watched = False
+
     def __init__(
         self,
         model: nn.Module,
@@ -131,6 +133,7 @@ class StepwiseRule(GramRule):
             incoming: the examples that pass first; None if nobody can tell them apart.
             replay: those that pass after them.
         """
+        self._ever_watched = True
         rows, witness = self._watch_rows()
         same = nullcontext() if witness is None else witness.watching()
         with self._opened(rows), same, self._looking(incoming, replay):
@@ -184,6 +187,14 @@ class StepwiseRule(GramRule):
     def step_(self, only: Collection[int] | None = None) -> None:
         """`precondition_` for a step that will be made, after taking in what was seen of it."""
         if self._sums is not None:
+            if not (self._treatments or self._ever_watched or self._attached or self._warned):
+                self._warned = True
+                warnings.warn(
+                    f"{type(self).__name__}: every gradient stays as it is; no training step was "
+                    "seen. Use attach(optimizer), or put forward and backward passes inside of "
+                    "`with rule.watched():`.",
+                    stacklevel=2,
+                )
             self._take_in(self._sums)
         self._without = self._multiply_rows_(only)
         try:
