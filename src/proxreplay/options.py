@@ -128,6 +128,8 @@ class LPROptions(Options, prefix="lpr."):
         level: without omega_0, the strength relative to the layer's own rows.
         gradient: incoming, to let replay through; all, as in the paper; none for incoming, or all
             with omega_0.
+        work: without omega_0, most that a refresh may take of the counted work of the steps since
+            the last one; where it takes more, every second one is left out. 0 for no limit.
     """
 
     omega_0: Strength | None = None
@@ -138,6 +140,7 @@ class LPROptions(Options, prefix="lpr."):
     statistics: Annotated[str, partial(one_of, ("refresh", "step"))] = "refresh"
     level: Strength = 0.5
     gradient: Annotated[str | None, partial(one_of, (None, "incoming", "all"))] = None
+    work: Share = 0.125
 
     @property
     def acts_on(self) -> str:
@@ -157,9 +160,9 @@ class StepOptions(Options, prefix="step."):
         balance: whether replayed examples count classes seen / classes in the batch times as much.
     """
 
-    every: Count = 9
-    rebuild: Count = 4
-    decay: Decay = 0.93
+    every: Count = 15
+    rebuild: Count = 2
+    decay: Decay = 0.88
     incoming: Amount = 0.0
     balance: bool = False
 

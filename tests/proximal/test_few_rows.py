@@ -1,5 +1,7 @@
 """Wide layers with few rows: the factor from the rows is the one from the Gram matrix."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -159,3 +161,27 @@ def test_the_two_sided_rule_has_both_sides_of_a_layer_with_few_rows() -> None:
     rule = KroneckerLPR(again, steps=StepOptions(1, 2, 0.5, 1.0))
     rule.load_state_dict(made[0.05].state_dict())
     assert torch.equal(rule.shrinkage("0").apply(M), fast.apply(M))
+
+
+def test_a_refresh_is_due_when_the_steps_have_paid_for_it() -> None:
+    """By hand: 3 (600 8 + 8 3) per example and step; see `counted_work` for a refresh."""
+    model = network()
+    lpr = LPR(model)
+    assert lpr.due(20)  # nothing is known yet
+    lpr.refresh(rows(50)[0])
+    step = 3 * (D * 8 + 8 * 3)
+    refresh = 50 * (D * 8 + 8 * 3) + 50**2 * (D + 1) + 50 * 9**2 / 2 + 9**3
+    enough = math.ceil(refresh / (lpr.work * 20 * step))
+    assert enough > 1
+    lpr._pace.steps = enough - 1
+    assert not lpr.due(20)
+    lpr._pace.steps = enough
+    assert lpr.due(20)
+    lpr._pace.steps = 0
+    again = LPR(model)
+    again.load_state_dict(lpr.state_dict())
+    assert not again.due(20)
+    assert LPR(model, work=0.0).due(20)
+    for always in (LPR(model, 4.0), LPR(model, tolerance=0.0)):
+        always.refresh(rows(50)[0])
+        assert always.due(20)

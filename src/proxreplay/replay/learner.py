@@ -187,6 +187,8 @@ class Learner(Saving, Admitting):
         ids = self._store(incoming)
         self.batches_learned += 1
         due = self.refresh_every is not None and self.batches_learned % self.refresh_every == 0
+        if due and self.rule is not None:
+            due = self.rule.due(len(incoming) + self.replay_batch)
         refreshed = self.refresh() if due else None
         self.together.check(self)
         given = self.together.own(admitted.ids(ids))

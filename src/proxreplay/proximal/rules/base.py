@@ -54,6 +54,14 @@ class GradientRule(ABC):
         """Whether `refresh` is of use; not where statistics come from the training steps."""
         return True
 
+    def due(self, examples: int) -> bool:
+        """Whether a refresh is worth its cost by now; it is asked whenever one could be made.
+
+        Args:
+            examples: of a training step.
+        """
+        return True
+
     @abstractmethod
     def refresh(self, examples: Any, of: int | None = None) -> None:
         """Rebuild from inputs that must not be forgotten; nothing for rules that only observe.

@@ -1,7 +1,7 @@
 """What a rule will cost, layer by layer, before any of it is done."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,9 @@ from proxreplay.proximal.layers.calling import Caller
 from proxreplay.proximal.layers.capture import Call, visit
 from proxreplay.proximal.layers.sites import Column, Site, Survey
 from proxreplay.proximal.layers.torch_layers import TokenRows
+from proxreplay.proximal.rules.layerwise import Treatment
+from proxreplay.proximal.shrinkage.forms import SpectralShrinkage
+from proxreplay.proximal.shrinkage.rowspace import RowShrinkage
 from proxreplay.proximal.statistics.sketch import Sketch
 
 
@@ -178,3 +181,34 @@ def _cost(
 
 def _widths(site: Site, D: int) -> Iterable[tuple[Column, int]]:
     return zip(site.columns, site.widths(D), strict=True)
+
+
+def counted_work(
+    model: nn.Module, treatments: Mapping[str, Treatment], samples: int
+) -> tuple[float, float]:
+    """Multiplications of a training step per example, and of a refresh.
+
+    A map with ``w`` weights and ``t`` rows per example takes ``3 t w`` in a step. In a refresh it
+    takes ``t w`` forward and ``t D^2 / 2`` for the Gram matrix per example (a third of that for
+    convolutions, whose patches overlap), and about ``D^3`` for a dense factor, ``D^3 / 3`` for
+    leading directions, ``n^2 D`` for ``n`` rows.
+
+    Args:
+        model: as `unwrap` gives it.
+        treatments: of the last refresh.
+        samples: examples of a refresh.
+    """
+    step = refresh = 0.0
+    for one in treatments.values():
+        factor, site = one.factor, one.site
+        groups, D = factor.groups, factor.width
+        weights = max(column.parameter(model).numel() for column in site.columns)
+        step += 3 * one.positions * weights
+        refresh += samples * one.positions * weights
+        if isinstance(factor, RowShrinkage):
+            refresh += factor.Wt.shape[2] ** 2 * D * groups
+            continue
+        overlap = 3 if site.kind.startswith("Conv") else 1
+        refresh += samples * one.positions * groups * D * D / (2 * overlap)
+        refresh += groups * D**3 / (3 if isinstance(factor, SpectralShrinkage) else 1)
+    return step, refresh

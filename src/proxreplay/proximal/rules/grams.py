@@ -133,6 +133,7 @@ class GramRule(LayerwiseRule):
             of: as for `refresh`.
         """
         treatments, untreated = {}, survey.untreated | dict(left_out)
+        samples = max((one.samples for one in statistics.values()), default=0)
         history: dict[str, Aged] = {}
 
         def aging(name: str) -> Statistic | Sketch:
@@ -155,7 +156,7 @@ class GramRule(LayerwiseRule):
             aging(name)
         self._put_in_force(treatments, untreated)
         self._history = history
-        self._pace.refreshed()
+        self._pace.refreshed(samples)
 
     def _made_together(
         self,

@@ -21,6 +21,7 @@ from proxreplay.proximal.layers.registry import RowsFunction
 from proxreplay.proximal.layers.selection import Selector, check_selectors, override_of
 from proxreplay.proximal.layers.sites import Site, unwrap
 from proxreplay.proximal.layers.torch_layers import batchnorm_rows
+from proxreplay.proximal.rules.cost import counted_work
 from proxreplay.proximal.rules.incoming import IncomingRule
 from proxreplay.proximal.rules.layerwise import Treatment
 from proxreplay.proximal.shrinkage.choose import shrinkage_of
@@ -34,6 +35,8 @@ from proxreplay.proximal.shrinkage.strength import (
 from proxreplay.proximal.statistics.collect import Source
 from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
+
+LONGEST = 60  # steps without a refresh: where 90 passed, split-digits lost accuracy
 
 
 class LPR(IncomingRule):
@@ -71,6 +74,8 @@ class LPR(IncomingRule):
         gradient: "incoming" to shrink only what incoming examples bring, where that is known
             (`watched`, as `Learner` does it); "all" for the whole gradient, as in the paper; None
             for "incoming", or "all" if ``omega_0`` is given.
+        work: without ``omega_0``, most that a refresh may take of the counted work of the steps
+            since the last one (`due`, as `Learner` asks it); 0 for no limit.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -84,6 +89,7 @@ class LPR(IncomingRule):
     """
 
     gradient = "all"  # of the instance only where it is another: older states have no such option
+    work = LPROptions.work  # as well
 
     def __init__(
         self,
@@ -102,17 +108,21 @@ class LPR(IncomingRule):
         statistics: str | StepOptions = LPROptions.statistics,
         level: float = LPROptions.level,
         gradient: str | None = LPROptions.gradient,
+        work: float = LPROptions.work,
     ) -> None:
         steps = statistics if isinstance(statistics, StepOptions) else None
         if isinstance(statistics, str):
             steps = StepOptions() if statistics == "step" else None
         source = statistics if isinstance(statistics, str) else "step"
-        chosen = LPROptions(omega_0, beta, tolerance, rolling, reference, source, level, gradient)
+        numbers = (omega_0, beta, tolerance, rolling)
+        chosen = LPROptions(*numbers, reference, source, level, gradient, work)
         self.strength: AnyStrength = RelativeStrength(level)
         if omega_0 is not None:
             self.strength = Strength(omega_0, beta)
         if chosen.acts_on != self.gradient:
             self.gradient = chosen.acts_on
+        if work != self.work:
+            self.work = work
         self.overrides = dict(overrides or {})
         self.reference = reference
         self.tolerance = tolerance
@@ -148,9 +158,24 @@ class LPR(IncomingRule):
             pace=self._pace,
             out=site.out(model, statistic.d),
             before=None if before is None else before.factor,
-            cheap=isinstance(self.strength, RelativeStrength),
+            cheap=isinstance(self.strength, RelativeStrength) or not self.needs_refresh,
         )
         return Lambda if isinstance(Lambda, str) else Treatment(site, Lambda, n_eff, omega)
+
+    def due(self, examples: int) -> bool:
+        """Whether the steps since the last refresh have done enough work to pay for another one.
+
+        By counted work, never by a clock, so runs stay as they are. Where ``omega_0`` is given, or
+        the factors are exact, always; and always after `LONGEST` steps.
+
+        Args:
+            examples: of a training step.
+        """
+        known = isinstance(self.strength, RelativeStrength) and self.tolerance > 0
+        if not known or self.work == 0 or not self._treatments or self._pace.steps >= LONGEST:
+            return True
+        steps, refresh = counted_work(unwrap(self.model), self._treatments, self._pace.samples)
+        return refresh <= self.work * self._pace.steps * examples * steps
 
     def _strength(self, model: nn.Module, site: Site) -> AnyStrength:
         return override_of(self.overrides, site.name, site.module(model), self.strength)

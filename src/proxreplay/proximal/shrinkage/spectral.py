@@ -38,11 +38,13 @@ class Pace:
         refreshes: so far.
         steps: since the last one.
         between: the same before the last refresh that had any before it.
+        samples: examples of the last one.
     """
 
     refreshes: int = 0
     steps: int = 0
     between: int = MANY
+    samples: int = 0
 
     @property
     def expected(self) -> int:
@@ -54,9 +56,10 @@ class Pace:
         """Whether this refresh may look where there is nothing to follow."""
         return self.refreshes % LOOK_EVERY == 0
 
-    def refreshed(self) -> None:
+    def refreshed(self, samples: int = 0) -> None:
         """Take note of a refresh."""
         self.refreshes, self.steps, self.between = self.refreshes + 1, 0, self.expected
+        self.samples = samples
 
 
 def follow(
