@@ -194,7 +194,7 @@ class TestRefreshes:
     def rows(refresh):
         scales = 4 * 0.9 ** torch.arange(60.0, dtype=torch.float64)
         basis = random(60, 599, seed=0) + 0.02 * refresh * random(60, 599, seed=1)
-        return (random(80, 60, seed=10 + refresh) * scales) @ basis / 599**0.5
+        return (random(240, 60, seed=10 + refresh) * scales) @ basis / 599**0.5
 
     def refreshed(self, lpr, refresh, steps=30):
         lpr.refresh(self.rows(refresh))
@@ -226,7 +226,7 @@ class TestRefreshes:
             known = factor.followed[0]
             assert isinstance(factor, SpectralShrinkage)
             Z = torch.nn.functional.pad(self.rows(refresh), (0, 1), value=1.0)
-            exact = dense_shrinkage(Z, 50.0 / 80)
+            exact = dense_shrinkage(Z, 50.0 / len(Z))
             made = factor.apply(torch.eye(600, dtype=torch.float64)[None])[0]
             assert 0 < torch.linalg.matrix_norm(made - exact, 2) <= 0.1
 

@@ -184,7 +184,9 @@ def test_the_rule_is_refreshed_every_t_learned_batches_with_the_updated_memory()
 def test_a_rolling_rule_is_told_how_much_there_is_to_remember() -> None:
     model = mlp(2)
     learner, twin = (
-        Learner(m, UnlimitedMemory(), LPR(m, rolling=0.8), refresh_every=1, refresh_samples=5)
+        Learner(
+            m, UnlimitedMemory(), LPR(m, rolling=0.8, work=0), refresh_every=1, refresh_samples=5
+        )
         for m in (model, copy.deepcopy(model))
     )
     told: list[tuple[int, int | None]] = []
