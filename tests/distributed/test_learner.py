@@ -24,14 +24,17 @@ from tests.distributed.pool import Pool, problem_of
 
 SLOW = os.environ.get("PROXREPLAY_SLOW") == "1"  # all methods, with all batches
 BATCHES, N = 100, 9
+LOOK = StepOptions(every=3, rebuild=3, incoming=1.0, balance=True)
 METHODS: dict[str, Callable[[nn.Module], dict[str, Any]]] = {
     "er": lambda model: {"loss": er},
     "lpr-er": lambda model: {"loss": er, "rule": LPR(model, 1.0)},
     "lpr-der": lambda model: {"loss": derpp_snapshot, "rule": LPR(model, 1.0, rolling=0.5)},
     "lpr-itself": lambda model: {"loss": er, "rule": LPR(model)},
     "lpr-steps": lambda model: {"rule": LPR(model, statistics=StepOptions(2, 3, 0.9, 0.5))},
-    "klpr-er": lambda model: {"rule": KroneckerLPR(model, max_dim=40)},
-    "klpr-sampled": lambda model: {"rule": KroneckerLPR(model, fisher="sampled", scope="model")},
+    "klpr-er": lambda model: {"rule": KroneckerLPR(model, max_dim=40, steps=LOOK)},
+    "klpr-sampled": lambda model: {
+        "rule": KroneckerLPR(model, fisher="sampled", scope="model", steps=LOOK)
+    },
     "agem": lambda model: {"loss": finetune, "rule": AGEM(model, samples=11)},
     "owm": lambda model: {"loss": er, "rule": OWM(model)},
     "er-ace": lambda model: {"loss": er_ace, "rule": AGEM.joint(model)},

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.configure import configure, declared
 from proxreplay.experiments.engines import Job, make_one
 from proxreplay.experiments.interrupt import StopRequest
+from proxreplay.experiments.ownership import owned
 from proxreplay.experiments.recipes import METHODS
 from proxreplay.experiments.results import read_run
 from proxreplay.experiments.run import Interrupted, Progress, RunOptions, run
@@ -295,3 +297,31 @@ def test_test_examples_are_left_alone_when_told_so(tmp_path: Path) -> None:
 def test_an_average_is_reported_beside_the_online_network(tmp_path: Path) -> None:
     result = run(quick("ema"), tmp_path)
     assert result.predictors["online"]["aaa"] != result.measures["aaa"]
+
+
+@pytest.mark.parametrize("completes", [True, False], ids=["it is complete", "it is at work"])
+def test_a_run_that_somebody_else_begins_while_this_one_gets_ready(
+    completes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, folder, ready = quick("er", **{"stream.limit": 20}), tmp_path / "run", engine._Run
+    others = []
+    with ExitStack() as at_work:
+
+        def slowly(*arguments: object) -> object:
+            made = ready(*arguments)  # type: ignore[arg-type]
+            monkeypatch.setattr(engine, "_Run", ready)
+            if completes:
+                others.append(run(config, folder))
+            else:
+                at_work.enter_context(owned(folder, config))
+            return made
+
+        monkeypatch.setattr(engine, "_Run", slowly)
+        if completes:
+            again: list[Progress] = []
+            assert run(config, folder, on_progress=again.append) == others[0]
+            assert again == []  # it was not made a second time
+        else:
+            with pytest.raises(InputError, match="another process is at work on this run"):
+                run(config, folder)
+            assert not (folder / "records.jsonl").exists()

@@ -131,33 +131,38 @@ def run(
     with storage_trouble(folder), threads(config.threads), ExitStack() as held:
         check_same_start(processes, config)
 
-        def known() -> bool:
-            return (folder / "config.yaml").exists()
+        taken: list[Path] = []  # this folder, once it is held
+
+        def take() -> Result | None:
+            held.enter_context(owned(folder, config))
+            taken.append(folder)
+            return _finished(config, folder, options)
 
         def open_folder() -> Result | None:
-            if known():
-                held.enter_context(owned(folder, config))
-                if (done := _finished(config, folder, options)) is not None:
-                    return done
+            if (folder / "config.yaml").exists() and (done := take()) is not None:
+                return done
             refuse_foreign(folder)
             return None
 
-        def take_folder() -> None:
-            if not known():
-                held.enter_context(owned(folder, config))
+        def take_folder() -> Result | None:
+            # somebody else may have made the run meanwhile
+            if not taken and (done := take()) is not None:
+                return done
             held.enter_context(logging_to(folder / "log.txt"))
             (folder / "failure.txt").unlink(missing_ok=True)
+            return None
 
-        def first(act: Callable[[], Any]) -> Any:
-            return processes.together(f"{folder}", act if processes.writes else lambda: None)
+        def first(act: Callable[[], Result | None]) -> Result | None:
+            own = act if processes.writes else lambda: None
+            return processes.from_first(processes.together(f"{folder}", own))
 
-        done: Result | None = processes.from_first(first(open_folder))
-        if done is not None:
+        if (done := first(open_folder)) is not None:
             return done
         # it may fail; until then nothing is written
         made = processes.together("getting ready", lambda: _Run(config, folder, options, processes))
         compare(processes, "the stream", {"batches": len(made.stream)})
-        first(take_folder)
+        if (done := first(take_folder)) is not None:
+            return done
         try:
             return made.finish(stop, on_progress)
         except (Interrupted, OSError):  # resumable as it is
