@@ -120,16 +120,16 @@ class LPROptions(Options, prefix="lpr."):
     Args:
         omega_0: strength as in the paper; none for one that sets itself (docs/strength.md).
         beta: with omega_0, how fast the strength falls with the number of rows per example.
-        tolerance: largest error of the shrinkage in wide layers with omega_0; without, wide layers
-            keep an eighth of their directions; 0 is exact (docs/speed.md).
+        tolerance: largest error of the shrinkage in wide layers with omega_0; without, or with
+            statistics=step, these keep an eighth of their directions; 0 is exact (docs/speed.md).
         rolling: decay of the moving average over refreshes; 0 uses only the newest examples.
         reference: authors for BatchNorm's statistic as in the released code, else paper.
         statistics: refresh: from passes over the memory; step: from the training steps themselves.
         level: without omega_0, the strength relative to the layer's own rows.
         gradient: incoming, to let replay through; all, as in the paper; none for incoming, or all
             with omega_0.
-        work: without omega_0, most that a refresh may take of the counted work of the steps since
-            the last one; where it takes more, every second one is left out. 0 for no limit.
+        work: without omega_0 and with the default refresh.every, most that a refresh may take of
+            the counted work of the steps since the last one; others are left out. 0 for no limit.
     """
 
     omega_0: Strength | None = None
@@ -238,7 +238,8 @@ class RefreshOptions(Options, prefix="refresh."):
     the end of every task from the examples of that task, in addition to earlier tasks.
 
     Args:
-        every: T in the paper, in stream batches; or task.
+        every: T in the paper, in stream batches; or task. Only the default may be stretched, by
+            lpr.work.
         samples: n in the paper; none is the whole memory, or the whole task.
     """
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from proxreplay.experiments.configure import configure
 from proxreplay.experiments.plan import plan
 from proxreplay.experiments.results import read_run
@@ -39,3 +41,17 @@ def test_a_plain_run_has_no_refreshes() -> None:
     assert (planned.refreshes, planned.rule_bytes) == (0, 0)
     assert planned.seconds["refreshing"] == 0
     assert dict(planned.described())["tasks"] == "5"
+
+
+def test_a_rule_that_learns_from_steps_has_no_refreshes() -> None:
+    planned = plan(configure("split-digits", "klpr-er", QUICK))
+    assert planned.refreshes == 0
+    assert planned.rule_bytes > 0
+
+
+@pytest.mark.parametrize(("every", "said"), [(10, "at most 2"), (5, "5")])
+def test_refreshes_that_may_be_left_out_are_counted_as_most(every: int, said: str) -> None:
+    """25 batches are trained. Only the default interval is stretched."""
+    values = {"lpr.omega_0": None, "refresh.every": every}
+    planned = plan(configure("split-digits", "lpr-er", QUICK, values))
+    assert dict(planned.described())["refreshes"] == said

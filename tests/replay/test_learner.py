@@ -181,12 +181,25 @@ def test_the_rule_is_refreshed_every_t_learned_batches_with_the_updated_memory()
     assert learner.batches_seen == 8
 
 
+@pytest.mark.parametrize(("options", "made"), [({}, [10, 30]), ({"refresh_every": 5}, None)])
+def test_only_the_default_interval_is_stretched(
+    options: dict[str, int], made: list[int] | None
+) -> None:
+    """60 steps are 20 batches, which is the longest that an unpaid refresh is put off."""
+    model = mlp(2)
+    learner = Learner(model, rule=LPR(model), refresh_samples=5, **options)
+    refreshed = [
+        batch
+        for batch in range(1, 31)
+        if learner.learn(torch.randn(3, 2), torch.tensor([0, 1, 2])).refreshed
+    ]
+    assert refreshed == (made or [5, 10, 15, 20, 25, 30])
+
+
 def test_a_rolling_rule_is_told_how_much_there_is_to_remember() -> None:
     model = mlp(2)
     learner, twin = (
-        Learner(
-            m, UnlimitedMemory(), LPR(m, rolling=0.8, work=0), refresh_every=1, refresh_samples=5
-        )
+        Learner(m, UnlimitedMemory(), LPR(m, rolling=0.8), refresh_every=1, refresh_samples=5)
         for m in (model, copy.deepcopy(model))
     )
     told: list[tuple[int, int | None]] = []

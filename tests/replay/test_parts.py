@@ -1,16 +1,27 @@
 """What a learner is made of is checked when it is made, and can be read."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from proxreplay import LPR, ClassBalancedMemory, Learner, ReservoirMemory, UnlimitedMemory, lode
+from proxreplay import (
+    LPR,
+    ClassBalancedMemory,
+    KroneckerLPR,
+    Learner,
+    ReservoirMemory,
+    UnlimitedMemory,
+    lode,
+)
 from proxreplay.batch import Batch
 from proxreplay.errors import InputError
 from proxreplay.models import mlp
 from proxreplay.options import AveragingOptions
+from proxreplay.proximal.rules.base import GradientRule
 
 MODEL = mlp(2)
 ADAM = torch.optim.Adam(MODEL.parameters())
@@ -31,8 +42,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "yes": ({"refresh_every": True}, "refresh_every=True; give a whole number"),
     "rate": ({"lr": float("nan")}, "lr=nan"),
     "rate in words": ({"lr": "0.1"}, "lr='0.1'"),
-    "device": ({"device": "abacus"}, "device='abacus' cannot be used"),
-    "absent device": ({"device": "cuda:77"}, "device='cuda:77' cannot be used"),
+    "device": ({"device": "abacus"}, "device=abacus: not usable here"),
+    "absent device": ({"device": "cuda:77"}, "device=cuda:77: not usable here"),
 }
 
 
@@ -83,6 +94,26 @@ def test_a_learner_can_be_read() -> None:
     rows = dict(line.split(maxsplit=1) for line in repr(learner).splitlines()[1:])
     assert repr(learner).startswith("Learner: 1 of 1 stream batches learned")
     assert rows["model"] == "Sequential, 17 parameters on cpu"
-    assert rows["rule"] == "LPR, every 10 batches from 100 examples"
+    paid = "every 10 batches or more, as work pays for it, from 100 examples"
+    assert rows["rule"] == f"LPR, {paid}"
     assert rows["labels"] == "2: cat, dog"
     assert rows["loss"] == "Lode(rho=0.1, classes_per_task=None)"
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "told"),
+    [
+        (LPR, {"refresh_every": 5}, "LPR, every 5 batches from 100 examples"),
+        (partial(LPR, omega_0=1.0), {}, "LPR, every 10 batches from 100 examples"),
+        (partial(LPR, work=0), {}, "LPR, every 10 batches from 100 examples"),
+        (LPR, {"refresh_every": None}, "LPR"),
+        (partial(LPR, statistics="step"), {}, "LPR"),
+        (KroneckerLPR, {}, "KroneckerLPR"),
+    ],
+)
+def test_a_learner_says_when_its_rule_is_refreshed(
+    rule: Callable[[nn.Module], GradientRule], options: dict[str, Any], told: str
+) -> None:
+    model = mlp(2, hidden=(3,))
+    lines = repr(Learner(model, rule=rule(model), **options)).splitlines()
+    assert f"  rule       {told}" in lines

@@ -27,6 +27,7 @@ class RunPlan:
         trained_batches: those that SGD steps are made on.
         sgd_steps: in all.
         refreshes: of the rule; 0 without one.
+        fewer: whether some of them may be left out.
         evaluations: moments at which validation examples are looked at.
         evaluated_images: in all of them, and at the end.
         parameters: of the network, at the end of calibration.
@@ -40,6 +41,7 @@ class RunPlan:
     trained_batches: int
     sgd_steps: int
     refreshes: int
+    fewer: bool
     evaluations: int
     evaluated_images: int
     parameters: int
@@ -58,7 +60,7 @@ class RunPlan:
                 f"{self.stream_batches:,}, of which {self.trained_batches:,} trained",
             ),
             ("SGD steps", f"{self.sgd_steps:,}"),
-            ("refreshes", f"{self.refreshes:,}"),
+            ("refreshes", "at most " * self.fewer + f"{self.refreshes:,}"),
             ("evaluations", f"{self.evaluations:,}, {self.evaluated_images:,} images"),
             ("parameters", f"{self.parameters:,}"),
             ("replay memory", f"{self.memory_bytes / 2**20:.1f} MiB"),
@@ -99,6 +101,8 @@ def plan(config: RunConfig, data_root: Path | None = None, batches: int = 12) ->
         refreshes, at_most = sum(map(stream.ends_task, range(len(stream)))), max(sizes)
     else:
         refreshes, at_most = stream.trained_batches // config.refresh.interval, full
+    if learner.rule is None or not learner.rule.needs_refresh:
+        refreshes = 0
     with threads(config.threads):
         seconds_a_batch = _time_batches(learner, stream, batches)
         seconds_a_refresh = _time_refresh(learner, config.refresh.samples or at_most)
@@ -109,7 +113,8 @@ def plan(config: RunConfig, data_root: Path | None = None, batches: int = 12) ->
         stream_batches=len(stream),
         trained_batches=stream.trained_batches,
         sgd_steps=stream.trained_batches * config.steps_per_batch,
-        refreshes=refreshes if learner.rule is not None else 0,
+        refreshes=refreshes,
+        fewer=isinstance(learner, Learner) and learner.stretches,
         evaluations=len(due),
         evaluated_images=images,
         parameters=sum(p.numel() for p in learner.model.parameters()),

@@ -57,7 +57,8 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         batch_size: examples per stream batch.
         steps_per_batch: SGD steps per stream batch.
         replay_batch: examples replayed per step.
-        refresh_every: stream batches between refreshes of LPR.
+        refresh_every: stream batches between refreshes of LPR; only the default may be stretched
+            (`proxreplay.Learner`).
         refresh_samples: remembered examples per refresh; None for all.
         n_epochs: how often `fit` goes through the data, newly shuffled each time. `partial_fit`
             goes through it once, in the order given.

@@ -60,7 +60,8 @@ class Learner(Saving, Admitting):
         steps_per_batch: SGD steps per stream batch.
         replay_batch: examples replayed per step.
         refresh_every: stream batches between refreshes of the rule; None for no refresh but those
-            you ask for with `refresh`.
+            you ask for with `refresh`. With the default, `LPR(work=...)` may leave some out; any
+            other number is kept to.
         refresh_samples: examples of the memory per refresh, drawn anew; None for all, which is
             what GPM and SGP should have.
         refresh_augment: whether a refresh sees augmented inputs, as training does.
@@ -187,12 +188,18 @@ class Learner(Saving, Admitting):
         ids = self._store(incoming)
         self.batches_learned += 1
         due = self.refresh_every is not None and self.batches_learned % self.refresh_every == 0
-        if due and self.rule is not None:
+        if due and self.rule is not None and self.stretches:
             due = self.rule.due(len(incoming) + self.replay_batch)
         refreshed = self.refresh() if due else None
         self.together.check(self)
         given = self.together.own(admitted.ids(ids))
         return Learned(float(torch.stack(losses).mean()), given, refreshed)
+
+    @property
+    def stretches(self) -> bool:
+        """Whether the rule may leave out refreshes: not where another interval was asked for."""
+        default = self.refresh_every == RefreshOptions().interval
+        return default and self.rule is not None and self.rule.leaves_out
 
     @changing
     def refresh(self, inputs: Any = None) -> int | None:

@@ -133,7 +133,10 @@ def summary(learner: "Learner") -> str:
     model, rule, together = learner.model, learner.rule, learner.together.processes
     labels = [label for label in learner.labels if label is not None]
     every, samples = learner.refresh_every, learner.refresh_samples
-    refreshed = f", every {every} batches from {samples or 'all'} examples" if every else ""
+    refreshed = ""
+    if every and rule is not None and rule.needs_refresh:
+        paid = " or more, as work pays for it," if learner.stretches else ""
+        refreshed = f", every {every} batches{paid} from {samples or 'all'} examples"
     size = sum(parameter.numel() for parameter in model.parameters())
     rows = {
         "model": f"{type(model).__name__}, {size:,} parameters on {learner.placement.device}",

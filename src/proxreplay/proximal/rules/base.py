@@ -54,8 +54,13 @@ class GradientRule(ABC):
         """Whether `refresh` is of use; not where statistics come from the training steps."""
         return True
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether `due` may say no."""
+        return False
+
     def due(self, examples: int) -> bool:
-        """Whether a refresh is worth its cost by now; it is asked whenever one could be made.
+        """Whether a refresh is worth its cost by now; asked where nobody has set the interval.
 
         Args:
             examples: of a training step.

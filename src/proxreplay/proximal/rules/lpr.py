@@ -62,8 +62,9 @@ class LPR(IncomingRule):
             spared (``n_eff = 1``).
         tolerance: how far ``Lambda`` may be off (in the spectral norm, so each eigenvalue) where
             that is cheaper: layers of 512 columns or more keep only the directions that matter,
-            found from those of the refresh before. 0 is exact. Without ``omega_0`` such layers
-            keep an eighth of their directions, and the others by their mean (docs/speed.md).
+            found from those of the refresh before. 0 is exact. Without ``omega_0``, or from
+            training steps, such layers keep an eighth of their directions, and the others by
+            their mean (docs/speed.md).
         rolling: decay of the moving average of statistics over refreshes. With 0.8, refreshes from
             a small part of the memory see over time what one from all of it would see, though with
             the network as it was then. 0 uses only the newest examples.
@@ -75,7 +76,8 @@ class LPR(IncomingRule):
             (`watched`, as `Learner` does it); "all" for the whole gradient, as in the paper; None
             for "incoming", or "all" if ``omega_0`` is given.
         work: without ``omega_0``, most that a refresh may take of the counted work of the steps
-            since the last one (`due`, as `Learner` asks it); 0 for no limit.
+            since the last one; a `Learner` with the default interval leaves out those that take
+            more (`due`). 0 for no limit.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -162,6 +164,12 @@ class LPR(IncomingRule):
         )
         return Lambda if isinstance(Lambda, str) else Treatment(site, Lambda, n_eff, omega)
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether `due` may say no."""
+        relative = isinstance(self.strength, RelativeStrength)
+        return relative and self.tolerance > 0 and self.work > 0 and self.needs_refresh
+
     def due(self, examples: int) -> bool:
         """Whether the steps since the last refresh have done enough work to pay for another one.
 
@@ -171,8 +179,7 @@ class LPR(IncomingRule):
         Args:
             examples: of a training step.
         """
-        known = isinstance(self.strength, RelativeStrength) and self.tolerance > 0
-        if not known or self.work == 0 or not self._treatments or self._pace.steps >= LONGEST:
+        if not self.leaves_out or not self._treatments or self._pace.steps >= LONGEST:
             return True
         steps, refresh = counted_work(unwrap(self.model), self._treatments, self._pace.samples)
         return refresh <= self.work * self._pace.steps * examples * steps
