@@ -80,6 +80,10 @@ def unsigned(values: dict[str, Any]) -> dict[str, Any]:
     signed = values.pop("sha256", None)
     if signed is not None and signed != _digest(values):
         raise ValueError("damaged: its checksum is wrong")
+    if signed is None and values:
+        *others, (name, last) = values.items()
+        if last == _digest(dict(others)):
+            raise ValueError(f"damaged: its checksum is called {name!r}, not 'sha256'")
     return values
 
 

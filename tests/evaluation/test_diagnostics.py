@@ -216,7 +216,9 @@ def test_only_layers_that_the_rule_changes_count() -> None:
 def test_without_replay_its_ratio_does_not_exist_and_an_idle_rule_has_ratio_one() -> None:
     model = mlp(6, 4, hidden=(5,))
     found: list[Ratios] = []
-    GradientRatios(model, LPR(model), found.append).measure(er, batches(1)[0], None)
+    ratios = GradientRatios(model, LPR(model), found.append)
+    with pytest.warns(UserWarning, match="every gradient stays as it is"):
+        ratios.measure(er, batches(1)[0], None)
     record = found[0].record()
     assert record["new"] == record["all"] == 1.0
     assert record["replay"] is None

@@ -127,6 +127,8 @@ def test_a_changed_digit_in_a_result_is_noticed(tmp_path: Path) -> None:
     stored = read(file.parent)
     assert stored.status == "broken"
     assert stored.problem == "result.json: damaged: its checksum is wrong"
+    file.write_text(written.replace('"sha256"', '"sha257"', 1))  # a digit of the key's name
+    assert "its checksum is called 'sha257'" in str(read(file.parent).problem)
     values = json.loads(written)
     del values["sha256"]  # as version 0.1 wrote it
     file.write_text(json.dumps(values))

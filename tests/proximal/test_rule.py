@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from proxreplay import LPR
+from proxreplay import LPR, Learner
 from proxreplay.errors import InputError, RefreshError
 from tests.reference import assert_same_state, fill_gradients_, flat_gradient
 
@@ -326,6 +326,23 @@ def test_a_rule_that_was_never_refreshed_says_so_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         optimizer.step()
+
+
+@pytest.mark.parametrize("step", ["step_", "precondition_"])
+@pytest.mark.parametrize("options", [{}, {"omega_0": 1.0, "beta": 1.0}])
+def test_a_rule_stepped_by_hand_says_so_too(step, options):
+    model = make_model()
+    lpr = LPR(model, **options)
+    with pytest.warns(UserWarning, match=r"LPR: every gradient stays as it is; call refresh"):
+        getattr(lpr, step)()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        getattr(lpr, step)()
+        fresh = LPR(model, **options)
+        fresh.refresh(next(batches(1))[0])
+        getattr(fresh, step)()
+        learner = Learner(model, rule=LPR(model, **options), refresh_every=2)
+        learner.learn(*next(batches(1)))  # it will refresh by itself
 
 
 def test_a_wrapped_optimizer_is_unwrapped():

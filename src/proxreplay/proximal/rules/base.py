@@ -113,11 +113,14 @@ class GradientRule(ABC):
 
     def step_(self, only: Collection[int] | None = None) -> None:
         """`precondition_` for a step that will be made; call it once before each step."""
+        if self._optimizer is None:
+            self._say_if_idle()
         self.precondition_(only)
 
     def called_by(self, call: Caller | None) -> Self:
         """Say how the model is called with inputs; None for the usual way. `Learner` does so."""
         self._call = call
+        self._warned = True  # `Learner` refreshes by itself, and its first steps come before
         return self
 
     def attach(self, optimizer: Optimizer) -> Self:
@@ -174,17 +177,20 @@ class GradientRule(ABC):
         """Why nothing is changed yet; None if something is, or will never be."""
         return None
 
+    def _say_if_idle(self) -> None:
+        """Warn once in a rule's life."""
+        if not self._warned and (why := self.idle()) is not None:
+            self._warned = True
+            warnings.warn(
+                f"{type(self).__name__}: every gradient stays as it is; {why}", stacklevel=3
+            )
+
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Precondition now, or after the closure has made the gradients."""
         only = _parameters_of(optimizer)
-        why = self.idle()
-        if why is not None and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{type(self).__name__}: every gradient stays as it is; {why}", stacklevel=2
-            )
+        self._say_if_idle()
 
         def then_precondition(closure: Callable[[], Any]) -> Callable[[], Any]:
             def wrapped() -> Any:

@@ -138,7 +138,7 @@ class LayerwiseRule(GradientRule):
         leave: further reasons for leaving a linear map alone.
     """
 
-    _not_yet = "not refreshed yet."
+    _not_yet, _begin = "not refreshed yet.", "call refresh(examples) first."
 
     def __init__(
         self,
@@ -194,9 +194,8 @@ class LayerwiseRule(GradientRule):
         return super().__getstate__() | {"_prepared": {}, "_products": None}
 
     def idle(self) -> str | None:
-        """Whether it was never refreshed."""
-        waiting = self._not_yet in self._untreated.values()
-        return "call refresh(examples) first." if waiting else None
+        """What to do if nothing is known yet."""
+        return self._begin if self._not_yet in self._untreated.values() else None
 
     @property
     def untreated(self) -> dict[str, str]:
@@ -214,6 +213,8 @@ class LayerwiseRule(GradientRule):
         Args:
             only: ids of the parameters to treat as moving; None for all that have a gradient.
         """
+        if self._optimizer is None:
+            self._say_if_idle()
         gradients = gradients_of(unwrap(self.model), self._columns, only)
         kinds = (*kinds_of(gradients), self._without)
         if self._products is None or self._products[0] != kinds:

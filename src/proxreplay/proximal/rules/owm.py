@@ -66,7 +66,7 @@ class OWM(LayerwiseRule):
     >>> owm.precondition_()
     """
 
-    _not_yet = "no batch observed yet."
+    _not_yet, _begin = "no batch observed yet.", "call observe(batch) first."
     default_alpha: ClassVar[ConstantAlpha | AdaptiveAlpha] = ConstantAlpha()
 
     def __init__(

@@ -187,14 +187,6 @@ class StepwiseRule(GramRule):
     def step_(self, only: Collection[int] | None = None) -> None:
         """`precondition_` for a step that will be made, after taking in what was seen of it."""
         if self._sums is not None:
-            if not (self._treatments or self._ever_watched or self._attached or self._warned):
-                self._warned = True
-                warnings.warn(
-                    f"{type(self).__name__}: every gradient stays as it is; no training step was "
-                    "seen. Use attach(optimizer), or put forward and backward passes inside of "
-                    "`with rule.watched():`.",
-                    stacklevel=2,
-                )
             self._take_in(self._sums)
         self._without = self._multiply_rows_(only)
         try:
@@ -252,7 +244,14 @@ class StepwiseRule(GramRule):
         if self._sums is None:
             return super().idle()
         seen = self._treatments or (self._watch is not None and self._watch.examples)
-        return None if seen else "no forward pass in training mode was seen since attach()."
+        if seen or self._ever_watched:
+            return None
+        if self._attached:
+            return "no forward pass in training mode was seen since attach()."
+        return (
+            "no training step was seen. Use attach(optimizer), or put forward and backward passes "
+            "inside of `with rule.watched():`."
+        )
 
     def _new_watch(self, parts: Sequence[Part]) -> StepWatch:
         sums = self._sums
