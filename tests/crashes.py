@@ -9,6 +9,7 @@ import argparse
 import errno
 import hashlib
 import json
+import logging
 import os
 import random
 import shutil
@@ -30,6 +31,7 @@ import torch
 import yaml
 from PIL import Image
 
+from proxreplay.data.fetch import fetch
 from proxreplay.data.trees import image_tree
 from proxreplay.errors import CheckpointError, DataError, ProxreplayError
 from proxreplay.experiments.configure import configure
@@ -43,6 +45,8 @@ from proxreplay.report.grouping import read_study
 from proxreplay.report.page import write_report, write_tables
 from proxreplay.report.plots import FIGURES, save
 from proxreplay.serialization import to_bytes
+from tests.data.data_samples import cifar100_files, clear_files, tar_gz, zipped
+from tests.data.downloads import QUICK, published, served
 from tests.disk import Recorder, after_kill, after_power_loss
 
 TINY = {
@@ -314,6 +318,54 @@ class Reports(Subject):
         return iter(())  # nobody reads them but people
 
 
+class Fetched(Subject):
+    """A data set is downloaded, another one is unpacked as well."""
+
+    archive = "data/cifar-100-binary.tar.gz"
+
+    @cached_property
+    def archives(self) -> dict[str, bytes]:
+        clear = {n.replace("train/", "top/train/"): c for n, c in clear_files(buckets=1).items()}
+        return {
+            "cifar100": tar_gz(self.home / "made.tar.gz", cifar100_files(8)[0]).read_bytes(),
+            "clear10": zipped(self.home / "made.zip", clear).read_bytes(),
+        }
+
+    def do(self, place: Path) -> None:
+        cifar, clear = "/cifar-100-binary.tar.gz", "/clear10-train.zip"
+        with served() as server:
+            server.files = {cifar: self.archives["cifar100"], clear: self.archives["clear10"]}
+            server.cut_after = [1000]
+            at = server.address
+            with (
+                published("cifar100", at + cifar, self.archives["cifar100"]),
+                published("clear10", at + clear, self.archives["clear10"], "clear10/train"),
+            ):
+                for name in self.archives:
+                    fetch(name, place / "data", patience=QUICK)
+                    self.promise()
+
+    @cached_property
+    def whole(self) -> dict[str, bytes]:
+        return files_in(self.recorder.root)
+
+    def check(self, place: Path, kept: int = 0) -> None:
+        found = files_in(place)
+        promised = [] if not kept else [self.archive] if kept == 1 else self.whole
+        for name in promised:
+            assert found.get(name) == self.whole[name], f"{name} was fetched, and is lost"
+        self.do(place)
+        assert files_in(place) == self.whole
+        assert not list(place.rglob(".*"))
+
+    def states(self) -> Iterator[tuple[Path, str]]:
+        part = self.home / "part" / f"{self.archive}.part"
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(self.archives["cifar100"][:-500])
+        yield self.home / "part", ""
+        yield self.recorder.root, "cifar"  # what was unpacked is not looked at again
+
+
 SUBJECTS: dict[str, Callable[[Path], Subject]] = {
     "er": lambda home: Run(home, "er"),
     "lpr-er-avg, seed 3": lambda home: Run(home, "lpr-er-avg", 3),
@@ -334,6 +386,7 @@ SUBJECTS: dict[str, Callable[[Path], Subject]] = {
     "cache": Cache,
     "cache rebuilt": Rebuilt,
     "reports": Reports,
+    "data fetch": Fetched,
 }
 
 
@@ -468,6 +521,12 @@ def contents(folder: Path) -> dict[str, Any]:
     }
 
 
+def files_in(folder: Path) -> dict[str, bytes]:
+    """Every file by its name below a folder."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
 def check_one_cache(folder: Path) -> None:
     """One cache and nothing else."""
     (only,) = folder.iterdir()
@@ -509,6 +568,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="other crashes")
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    logging.disable()  # downloads tell what went wrong before it was made good
     lost: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as scratch:
         subjects = {}

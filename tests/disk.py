@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -91,6 +92,7 @@ class Recorder:
             mock.patch.object(os, "remove", self._remove("unlink", os.remove)),
             mock.patch.object(os, "rmdir", self._remove("rmdir", os.rmdir)),
             mock.patch.object(os, "mkdir", self._mkdir),
+            mock.patch.object(os, "sync", self._sync),
         ):
             yield self
 
@@ -147,6 +149,9 @@ class Recorder:
             self.note("fsync-folder" if folder else "fsync", inode)
         # the recording knows what is synced; the disk of the tests need not
 
+    def _sync(self) -> None:
+        self.note("sync", self.disk.root)
+
     def _truncate(self, path: Any, length: int) -> None:
         if self.inside(path):
             self.note("truncate", self._id(Path(path)), length)
@@ -161,8 +166,8 @@ class Recorder:
         def rename(source: Any, target: Any, **kwargs: Any) -> None:
             if self.inside(target):
                 old, new = Path(source), Path(target)
-                assert old.parent == new.parent
-                self.note("rename", self._id(old.parent), old.name, new.name, self._id(old))
+                folders = self._id(new.parent), self._id(old.parent)
+                self.note("rename", folders[0], old.name, new.name, self._id(old), folders[1])
             real(source, target, **kwargs)
 
         return rename
@@ -170,8 +175,10 @@ class Recorder:
     def _remove(self, kind: str, real: Callable[..., None]) -> Callable[..., None]:
         def remove(path: Any, **kwargs: Any) -> None:
             gone = Path(path)
+            if (folder := kwargs.get("dir_fd")) is not None:  # as shutil.rmtree does
+                gone = Path(os.readlink(f"/proc/self/fd/{folder}")) / gone
             if (
-                self.inside(path)
+                self.inside(gone)
                 and gone.exists()
                 and (kind == "unlink" or not any(gone.iterdir()))
             ):
@@ -256,8 +263,8 @@ class Disk:
             if kind == "mkdir":
                 self.folders.setdefault(inode, {})
         elif kind == "rename":
-            old, new, inode = details
-            names.pop(old, None)
+            old, new, inode, source = details
+            self.folders.get(source, {}).pop(old, None)
             names[new] = inode
         elif kind in ("unlink", "rmdir"):
             names.pop(details[0], None)
@@ -298,7 +305,11 @@ def after_power_loss(recorder: Recorder, count: int, rng: random.Random) -> Disk
     disk = recorder.disk.copy()
     pending: dict[int, list[Operation]] = {}
     for operation in recorder.operations[:count]:
-        if operation.kind in ("fsync", "fsync-folder"):
+        if operation.kind == "sync":
+            for synced in chain.from_iterable(pending.values()):
+                disk.apply(synced)
+            pending.clear()
+        elif operation.kind in ("fsync", "fsync-folder"):
             for synced in pending.pop(operation.target, []):
                 disk.apply(synced)
         else:

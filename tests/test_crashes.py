@@ -21,7 +21,18 @@ from proxreplay.experiments.configure import configure
 from proxreplay.experiments.journal import Journal
 from proxreplay.experiments.results import read_run
 from proxreplay.experiments.run import run
-from tests.crashes import COMPLETE, CRASHES, OPTIONS, SUBJECTS, TINY, Run, Subject, contents, crash
+from tests.crashes import (
+    COMPLETE,
+    CRASHES,
+    OPTIONS,
+    SUBJECTS,
+    TINY,
+    Run,
+    Subject,
+    contents,
+    crash,
+    files_in,
+)
 from tests.disk import after_kill
 
 SAMPLE = {"kills": 3, "losses": 3, "errors": 2, "damage": 4}
@@ -37,11 +48,6 @@ def test_the_recording_is_what_was_done(subject: Subject, tmp_path: Path) -> Non
     assert kinds >= {"create", "write", "fsync", "rename", "fsync-folder"}
     after_kill(subject.recorder, len(subject.recorder.operations)).write_to(tmp_path)
     assert files_in(tmp_path) == files_in(subject.recorder.root)
-
-
-def files_in(folder: Path) -> dict[str, bytes]:
-    found = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
 @pytest.mark.parametrize("kind", CRASHES)

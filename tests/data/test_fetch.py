@@ -2,82 +2,21 @@
 
 import hashlib
 import logging
-import threading
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
 
 import pytest
 
 from proxreplay.data import catalog, cifar100, clear10, fetch
 from proxreplay.data.catalog import RemoteFile
-from proxreplay.data.fetch import Patience
 from proxreplay.errors import DataError, InputError
 from tests.data.data_samples import cifar100_files, clear_files, tar_gz, write, zipped
-
-QUICK = Patience(attempts=4, wait=0.0, timeout=5.0)
-
-
-@dataclass
-class Server:
-    """What is served, how it misbehaves, and what it was asked for."""
-
-    files: dict[str, bytes] = field(default_factory=dict)
-    cut_after: list[int] = field(default_factory=list)  # bytes sent before the line breaks
-    errors: list[int] = field(default_factory=list)  # status codes to answer first
-    ranges: bool = True
-    wrong_range: bool = False
-    announce_length: bool = True
-    requests: list[tuple[str, str | None]] = field(default_factory=list)
-    address: str = ""
-
-
-def handler_for(server):
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.0"
-
-        def log_message(self, *args):
-            pass
-
-        def do_GET(self):
-            wanted = self.headers["Range"]
-            server.requests.append((self.path, wanted))
-            if server.errors:
-                return self.send_error(server.errors.pop(0))
-            if self.path not in server.files:
-                return self.send_error(404)
-            content = server.files[self.path]
-            start = 0
-            if wanted and server.ranges:
-                start = int(wanted.removeprefix("bytes=").removesuffix("-"))
-                if start >= len(content):
-                    return self.send_error(416)
-                self.send_response(206)
-                shown = start + 1 if server.wrong_range else start
-                self.send_header(
-                    "Content-Range", f"bytes {shown}-{len(content) - 1}/{len(content)}"
-                )
-            else:
-                self.send_response(200)
-            body = content[start:]
-            if server.announce_length:
-                self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body[: server.cut_after.pop(0)] if server.cut_after else body)
-
-    return Handler
+from tests.data.downloads import QUICK, served
 
 
 @pytest.fixture
 def server():
-    state = Server()
-    http = ThreadingHTTPServer(("127.0.0.1", 0), handler_for(state))
-    state.address = f"http://127.0.0.1:{http.server_port}"
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield state
-    http.shutdown()
-    thread.join()
-    http.server_close()
+    with served() as state:
+        yield state
 
 
 @pytest.fixture
@@ -292,4 +231,4 @@ def test_what_cannot_be_fetched_says_why(tmp_path, name, message):
 
 def test_patience_checks_itself():
     with pytest.raises(InputError, match="attempts=0; give a whole number"):
-        Patience(attempts=0)
+        fetch.Patience(attempts=0)

@@ -20,6 +20,7 @@ from typing import IO, Any, cast
 
 from proxreplay.data.fingerprints import UNREADABLE, regular, walk_files
 from proxreplay.errors import DataError, ProxreplayError
+from proxreplay.files import make_folder, sync_folder
 from proxreplay.locking import locked
 
 COPY_CHUNK = 1 << 20
@@ -144,28 +145,49 @@ def unpack(archive: Path, folder: Path, limits: Limits | None = None) -> None:
         folder: must not exist yet.
         limits: bounds on members and bytes.
     """
-    if folder.exists():
-        raise DataError(f"{folder} exists already; move it away before unpacking {archive.name}.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = folder.with_name(f".{folder.name}.proxreplay-unpacking")
-    lock = folder.with_name(f".{folder.name}.proxreplay-lock")
-    with open_files(archive, limits) as files, locked(lock, wait=True):
+    make_folder(folder.parent)
+    with open_files(archive, limits) as files, _unpacking(folder) as scratch:
+        if folder.exists():
+            raise DataError(f"{folder} exists already; move it away to unpack {archive.name}.")
+        scratch.mkdir()
+        for name, size in files.sizes.items():
+            target = scratch.joinpath(*PurePosixPath(name).parts)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with files.open(name) as content, target.open("xb") as file:
+                _copy(content, file, size, f"{archive}: member '{name}'")
+        inside = list(scratch.iterdir())
+        top = inside[0] if len(inside) == 1 and inside[0].is_dir() else scratch
+        if hasattr(os, "sync"):  # once, for perhaps 100,000 files
+            os.sync()
+        top.rename(folder)
+        sync_folder(folder.parent)
+
+
+def unpacked(folder: Path) -> bool:
+    """Whether `unpack` has made a folder; waits for one at work, cleans up after a killed one."""
+    if any(path.exists() for path in _beside(folder)):
+        with _unpacking(folder):
+            pass
+    return folder.exists()
+
+
+@contextmanager
+def _unpacking(folder: Path) -> Iterator[Path]:
+    """The place to unpack to, which is ours alone; nothing is left of it afterwards."""
+    scratch, lock = _beside(folder)
+    with locked(lock, wait=True):
         try:
-            shutil.rmtree(scratch, ignore_errors=True)  # of a killed process; the lock is ours
-            scratch.mkdir()
-            for name, size in files.sizes.items():
-                target = scratch.joinpath(*PurePosixPath(name).parts)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with files.open(name) as content, target.open("xb") as file:
-                    _copy(content, file, size, f"{archive}: member '{name}'")
-            inside = list(scratch.iterdir())
-            top = inside[0] if len(inside) == 1 and inside[0].is_dir() else scratch
-            if hasattr(os, "sync"):  # once, for perhaps 100,000 files
-                os.sync()
-            top.rename(folder)
+            shutil.rmtree(scratch, ignore_errors=True)  # of a killed process
+            yield scratch
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
             lock.unlink()
+
+
+def _beside(folder: Path) -> tuple[Path, Path]:
+    endings = ("proxreplay-unpacking", "proxreplay-lock")
+    scratch, lock = (folder.with_name(f".{folder.name}.{ending}") for ending in endings)
+    return scratch, lock
 
 
 def _copy(content: IO[bytes], file: IO[bytes], size: int, what: str) -> None:

@@ -15,11 +15,11 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from proxreplay.data.archives import unpack
+from proxreplay.data.archives import unpack, unpacked
 from proxreplay.data.catalog import RemoteFile, find_dataset
 from proxreplay.data.roots import data_root as resolve_root
 from proxreplay.errors import DataError
-from proxreplay.files import file_digest, sync_file
+from proxreplay.files import file_digest, make_folder, sync_file, sync_folder
 from proxreplay.options import Amount, Count, Options, Positive
 
 CHUNK = 1 << 18
@@ -74,7 +74,7 @@ def fetch(
         raise DataError(f"{name} cannot be fetched. {reason}.")
     results = []
     for file in what.files:
-        if file.unpack_to and (root / file.unpack_to).exists():
+        if file.unpack_to and unpacked(root / file.unpack_to):
             results.append(root / file.unpack_to)
             continue
         path = _fetch_file(file, root, mirror, progress, patience or Patience())
@@ -104,7 +104,7 @@ def _fetch_file(
     if mirror is not None:
         url = "/".join(part for part in (mirror.rstrip("/"), file.folder, file.name) if part)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         return _Download(url, path, progress, patience).run(file.md5)
     except OSError as error:
         raise DataError(
@@ -131,7 +131,9 @@ class _Download:
         for last_try in (False, True):
             resumed = self._complete()
             if file_digest(self._part, "md5") == md5:
-                return self._part.replace(self._path)
+                self._part.replace(self._path)
+                sync_folder(self._path.parent)
+                return self._path
             self._part.unlink()
             if not resumed:
                 break
