@@ -193,7 +193,7 @@ class KroneckerOptions(Options, prefix="klpr."):
     tau_growth: Amount = 0.0
 
 
-KRONECKER_STEPS = StepOptions(every=15, rebuild=1, decay=0.8, incoming=1.0, balance=True)
+KRONECKER_STEPS = StepOptions(every=6, rebuild=2, decay=0.95, incoming=1.0, balance=True)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ else:
 LPR_PREFIX = "lpr-"
 KLPR_PREFIX = "klpr-"
 LONGER = 10.0  # learning rates of SGD: most of a gradient is in directions that KLPR shrinks
+LONGER_FOR_LOGITS = 5.0  # squared differences of logits have no bound; 10 diverged on split-digits
 AVERAGED_SUFFIX = "-avg"
 
 
@@ -119,7 +120,7 @@ def _with_klpr(base: Method) -> Method:
         about=f"{base.label} with gradients preconditioned from both sides",
         rule=_kronecker,
         values={**base.values, **{f"step.{key}": value for key, value in steps.items()}},
-        longer=LONGER,
+        longer=LONGER_FOR_LOGITS if "loss.logit_weight" in base.uses else LONGER,
         uses=(*base.uses, *_keys("klpr.", "step.")),
     )
 
