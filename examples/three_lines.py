@@ -20,7 +20,7 @@ def train(tasks: list[tuple[Tensor, Tensor]], use_lpr: bool, seed: int) -> float
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if use_lpr:
-        lpr = LPR(model, omega_0=4.0, beta=1.0).attach(optimizer)  # 1: where the optimizer is made
+        lpr = LPR(model).attach(optimizer)  # 1: where the optimizer is made
 
     (first_x, first_y), _ = tasks
     memory_x, memory_y = first_x[:50], first_y[:50]

@@ -34,6 +34,22 @@ def test_seeds_make_a_group_and_settings_that_matter_split_it(tmp_path: Path) ->
     assert seeds == [0, 1]
 
 
+def test_labels_say_what_is_unset_as_users_write_it_and_leave_out_what_does_nothing(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path / "a", "lpr-er", settings={"lpr.omega_0": None, "refresh.samples": 7})
+    unused = {"step.every": 7, "lpr.level": 3.0}  # of statistics from steps, and of no omega_0
+    paper = {"lpr.omega_0": 1.0, "refresh.samples": None}
+    write_run(tmp_path / "b", "lpr-er", 0, settings=paper)
+    write_run(tmp_path / "c", "lpr-er", 1, settings={**paper, **unused})
+    (section,) = read_study([tmp_path]).sections
+    labels = [(g.label, len(g.runs)) for g in section.groups]
+    assert labels == [
+        ("LPR (ER), lpr.omega_0=1, refresh.samples=all", 2),
+        ("LPR (ER), lpr.omega_0=none, refresh.samples=7", 1),
+    ]
+
+
 def test_benchmarks_and_memories_make_sections(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", settings={"capacity": 100})

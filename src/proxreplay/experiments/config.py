@@ -329,13 +329,13 @@ def _replace(settings: Any, path: list[str], value: Any, key: str) -> Any:
     return dataclasses.replace(settings, **{name: value})
 
 
-_UNSET = {"refresh.samples": ("none", "all")}  # words for a value that is not there
+UNSET = {"refresh.samples": ("none", "all")}  # words for a value that is not there; else none
 
 
 def _coerce(value: Any, hint: Any, key: str) -> Any:
     union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     options = typing.get_args(hint) if union else (hint,)
-    if type(None) in options and value in (None, *_UNSET.get(key, ("none",))):
+    if type(None) in options and value in (None, *UNSET.get(key, ("none",))):
         return None
     if type(value) in options:
         return value

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from proxreplay.experiments.benchmarks import BENCHMARKS
-from proxreplay.experiments.config import RunConfig, StreamSettings
+from proxreplay.experiments.config import UNSET, RunConfig, StreamSettings
 from proxreplay.experiments.configure import configure
 from proxreplay.experiments.recipes import LPR_PREFIX, METHODS
 from proxreplay.experiments.results import StoredRun, find_runs, fingerprint
@@ -197,11 +197,20 @@ def _changes(stream: StreamSettings) -> dict[str, Any]:
 def compared(config: RunConfig) -> dict[str, Any]:
     """The settings that matter to the method, by dotted key."""
     method = METHODS.get(config.method)
+    idle = _idle(config) if method is not None and "lpr.omega_0" in method.uses else ()
     return {
         key: value
         for key, value in config.flat().items()
-        if key not in _NOT_COMPARED and ("." not in key or method is None or key in method.uses)
+        if key not in _NOT_COMPARED
+        and not key.startswith(idle)
+        and ("." not in key or method is None or key in method.uses)
     }
+
+
+def _idle(config: RunConfig) -> tuple[str, ...]:
+    """How keys begin that do nothing to LPR with the other settings as they are."""
+    steps = () if config.lpr.statistics == "step" else ("step.",)
+    return (*steps, *(("lpr.beta",) if config.lpr.omega_0 is None else ("lpr.level", "lpr.work")))
 
 
 def label_of(method: str) -> str:
@@ -217,8 +226,8 @@ def _groups(found: Iterable[list[StoredRun]]) -> list[Group]:
     groups = []
     for runs, own, method in zip(gathered, settings, methods, strict=True):
         others = [s for s, m in zip(settings, methods, strict=True) if m == method]
-        varying = [k for k, v in own.items() if any(other.get(k) != v for other in others)]
-        label = ", ".join([label_of(method), *(f"{k}={_short(own[k])}" for k in varying)])
+        varying = [k for k, v in own.items() if any(other.get(k, v) != v for other in others)]
+        label = ", ".join([label_of(method), *(f"{k}={_short(k, own[k])}" for k in varying)])
         in_order = sorted(runs, key=lambda r: (_config(r).seed, str(r.folder)))
         groups.append(Group(label, method, own, tuple(in_order)))
     return groups
@@ -241,5 +250,8 @@ def _config(run: StoredRun) -> RunConfig:
     return run.config
 
 
-def _short(value: Any) -> str:
-    return "all" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+def _short(key: str, value: Any) -> str:
+    """A value as users write it."""
+    if value is None:
+        return UNSET.get(key, ("none",))[-1]
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -59,6 +59,7 @@ class DurableLearner:
         clock: seconds since 1970.
 
     >>> import tempfile
+    >>> import torch
     >>> from proxreplay.models import mlp
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with DurableLearner(folder, Learner(mlp(2))) as durable:
