@@ -233,6 +233,28 @@ def test_code_that_only_a_file_names_is_not_executed(tmp_path: Path, call: Call)
     assert (tmp_path / "executed").exists()
 
 
+@pytest.mark.parametrize(
+    ("names", "said"), [(["one"], "Acc "), (["one", "two"], "2 runs complete; see: proxreplay rep")]
+)
+def test_resume_says_what_there_is_when_nothing_is_left(
+    names: list[str], said: str, tmp_path: Path
+) -> None:
+    for name in names:
+        write_run(tmp_path / name)
+    outcome = CliRunner().invoke(app, ["resume", str(tmp_path)])
+    assert outcome.exit_code == 0
+    assert said in outcome.stdout
+
+
+def test_methods_lists_both_sides_apart_and_once() -> None:
+    lines = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "80"}).stdout.splitlines()
+    start = next(i for i, line in enumerate(lines) if "With KLPR" in line)
+    named = [i for i, line in enumerate(lines) if line.split()[:1] == ["klpr-der"]]
+    assert len(named) == 1
+    assert named[0] > start
+    assert "loss." not in " ".join(lines[start:])
+
+
 def test_resume_names_folders_it_cannot_read(tmp_path: Path) -> None:
     write_run(tmp_path / "good")
     (tmp_path / "bad").mkdir()

@@ -71,21 +71,25 @@ def methods(benchmark: OnBenchmark = "split-cifar100") -> None:
     """List the methods and the settings each would use on a benchmark."""
     from proxreplay.cli.text import terminal
     from proxreplay.experiments.configure import configure
-    from proxreplay.experiments.recipes import AVERAGED_SUFFIX, LPR_PREFIX, METHODS
+    from proxreplay.experiments.recipes import AVERAGED_SUFFIX, KLPR_PREFIX, LPR_PREFIX, METHODS
 
     alone = _table("Method", "What it does", f"Settings on {benchmark}")
-    with_lpr = _table("With LPR", f"Settings on {benchmark} beyond those of the method alone")
+    beyond = f"Settings on {benchmark} beyond those of the method alone"
+    with_lpr, with_klpr = _table("With LPR", beyond), _table("With KLPR", beyond)
     for method in METHODS.values():
         if method.name.endswith(AVERAGED_SUFFIX):
             continue
         config = configure(benchmark, method.name)
         if method.name.startswith(LPR_PREFIX):
             with_lpr.add_row(method.name, _settings(config, only=("lpr.", "refresh.")))
+        elif method.name.startswith(KLPR_PREFIX):
+            with_klpr.add_row(method.name, _settings(config, only=("lr", "klpr.", "step.")))
         else:
             alone.add_row(method.name, method.about, _settings(config))
     console = terminal()
     console.print(alone)
     console.print(with_lpr)
+    console.print(with_klpr)
     console.print(
         f"{AVERAGED_SUFFIX} after a name (er-avg, lpr-er-avg) averages the weights for prediction; "
         "averaging.* says how."

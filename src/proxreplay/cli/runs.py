@@ -108,6 +108,10 @@ def resume(
     if broken:
         say(terminal(stderr=True), f"{broken} of {len(runs)} run folders cannot be read.")
         raise typer.Exit(1)
+    if len(runs) == 1:
+        print_result(runs[0].folder)
+    else:
+        say(terminal(), f"{len(runs)} runs complete; see: proxreplay report {folder}")
 
 
 def _unreadable(stored: "StoredRun") -> str | None:
