@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import cycle, islice
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -35,7 +37,7 @@ from proxreplay.data.fetch import fetch
 from proxreplay.data.trees import image_tree
 from proxreplay.errors import CheckpointError, DataError, ProxreplayError
 from proxreplay.experiments.configure import configure
-from proxreplay.experiments.engines import InlineEngine, Job
+from proxreplay.experiments.engines import InlineEngine, Job, ProcessEngine, _work
 from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.results import read_run
 from proxreplay.experiments.run import Interrupted, Progress, RunOptions, run
@@ -188,12 +190,15 @@ class CustomRun(Run):
 class Study(Subject):
     """Several runs, one after the other."""
 
-    def do(self, place: Path) -> None:
-        jobs = [
+    @staticmethod
+    def jobs(place: Path) -> list[Job]:
+        return [
             Job(configure("split-digits", method, {**TINY, "seed": 4}), place / method, OPTIONS)
             for method in ("er-ace", "lpr-derpp")
         ]
-        for outcome in InlineEngine().make(jobs, StopRequest()):
+
+    def do(self, place: Path) -> None:
+        for outcome in InlineEngine().make(self.jobs(place), StopRequest()):
             if outcome.status != "complete":
                 raise DataError(str(outcome.problem))
 
@@ -479,7 +484,42 @@ def damage(path: Path, rng: random.Random) -> str:
     return f"{kind} at {at}"
 
 
-CRASHES = {"kills": kill, "losses": power_loss, "errors": failing_disk, "damage": damaged}
+def killed_workers(subject: Subject, rng: random.Random, place: Path) -> str:
+    """The worker processes of a study are really killed, each at one of its operations."""
+    assert isinstance(subject, Study)
+    at = rng.randrange(len(subject.recorder.operations) // 2)
+    with (
+        mock.patch("proxreplay.experiments.engines._work", work_until_killed),
+        mock.patch.dict(os.environ, {"KILLED_IN": str(place), "KILLED_AT": str(at)}),
+    ):
+        outcomes = ProcessEngine(2).make(subject.jobs(place), StopRequest())
+    killed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    assert killed, f"nobody came to operation {at}"
+    assert all("exit code -9" in str(outcome.problem) for outcome in killed), killed
+    subject.check(place)
+    return f"{len(killed)} at operation {at}"
+
+
+def work_until_killed(connection: Connection, event: Event) -> None:
+    """What a worker does, up to one of its file operations."""
+
+    def die() -> BaseException:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return SystemExit()
+
+    with Recorder(Path(os.environ["KILLED_IN"]), int(os.environ["KILLED_AT"]), die)():
+        _work(connection, event)
+
+
+CRASHES = {
+    **{"kills": kill, "losses": power_loss, "errors": failing_disk, "damage": damaged},
+    "workers": killed_workers,
+}
+
+
+def can_be(kind: str, subject: Subject) -> bool:
+    """Whether a crash is one for this subject."""
+    return kind != "workers" or isinstance(subject, Study)
 
 
 def crash(subject: Subject, kind: str, seed: int) -> str | None:
@@ -579,9 +619,8 @@ def main() -> int:
                 subjects[name] = make(home)
                 assert subjects[name].recorder.operations
         for kind in CRASHES:
-            for number, (name, subject) in islice(
-                enumerate(cycle(subjects.items())), getattr(asked, kind)
-            ):
+            suited = [one for one in subjects.items() if can_be(kind, one[1])]
+            for number, (name, subject) in islice(enumerate(cycle(suited)), getattr(asked, kind)):
                 problem = crash(subject, kind, 10**6 * asked.seed + number)
                 if problem:
                     lost[kind] += 1
