@@ -70,6 +70,8 @@ def test_events_that_were_not_applied_are_applied_on_opening(tmp_path: Path) -> 
             twin.learn(x, y)
         assert durable.applied == 0
         assert durable.waiting == 4
+        told = "event 0 applied, 4 waiting, version 0"
+        assert repr(durable) == f"DurableLearner in {tmp_path / 'd'}: {told}"
     with DurableLearner(tmp_path / "d", make()) as durable:
         assert durable.fingerprint() == fingerprint(twin)
 

@@ -360,6 +360,11 @@ class DurableLearner:
         """Seconds that the oldest event that waits is waiting."""
         return self._line.lag
 
+    def __repr__(self) -> str:
+        stopped = f", stopped: {self.stopped}" if self.stopped else ""
+        events = f"event {self.applied} applied, {self.waiting} waiting, version {self.version}"
+        return f"DurableLearner in {self.folder}: {events}{stopped}"
+
     def versions(self) -> list[Snapshot]:
         """All snapshots, newest first."""
         return self._keeping.versions()
