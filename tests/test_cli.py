@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from proxreplay.cli.options import parse_grid, parse_seeds, parse_sets
 from proxreplay.errors import InputError
 from proxreplay.experiments.config import described, keys
 from proxreplay.experiments.configure import configure
-from proxreplay.experiments.engines import Job
+from proxreplay.experiments.engines import InlineEngine, Job, Outcome
 from proxreplay.experiments.run import Progress
 from tests.report.synthetic import write_run
 
@@ -326,3 +326,20 @@ def test_words_become_values() -> None:
     for wrong in ("", "3-1", "1,1", "a"):
         with pytest.raises(InputError, match="--seeds"):
             parse_seeds(wrong)
+
+
+def test_a_run_that_was_stopped_alone_is_told_by_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a SIGTERM to one worker: no table is printed as if all seeds were there."""
+
+    def make(self: InlineEngine, jobs: Sequence[Job], *args: object) -> list[Outcome]:
+        return [Outcome(jobs[0], "interrupted", "stopped"), Outcome(jobs[1], "complete")]
+
+    monkeypatch.setattr(InlineEngine, "make", make)
+    words = ["compare", "split-digits", "--methods", "er", "--seeds", "0,1", "--out", str(tmp_path)]
+    answer = CliRunner().invoke(app, words)
+    assert answer.exit_code == 1
+    assert "1 of 2 runs failed or were stopped" in answer.stderr
+    assert "er-seed0: stopped" in answer.stderr.replace("\n", "")
+    assert not answer.stdout

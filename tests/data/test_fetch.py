@@ -232,3 +232,18 @@ def test_what_cannot_be_fetched_says_why(tmp_path, name, message):
 def test_patience_checks_itself():
     with pytest.raises(InputError, match="attempts=0; give a whole number"):
         fetch.Patience(attempts=0)
+
+
+def test_what_a_kill_after_unpacking_left_is_removed_by_the_next_fetch(
+    tmp_path, server, monkeypatch
+):
+    content = zipped(tmp_path / "made.zip", {"top/a": b"a", "top/b": b"b"}).read_bytes()
+    server.files["/clear10-train.zip"] = content
+    url = f"{server.address}/clear10-train.zip"
+    publish(monkeypatch, "clear10", url, content, unpack_to="clear10/train")
+    for _ in range(2):
+        fetch.fetch("clear10", tmp_path / "data", patience=QUICK)
+        assert names(tmp_path / "data/clear10") == ["train"]
+        assert names(tmp_path / "data/clear10/train") == ["a", "b"]
+        write(tmp_path / "data/clear10/.train.proxreplay-lock", b"1")
+        write(tmp_path / "data/clear10/.train.proxreplay-unpacking/c", b"c")
