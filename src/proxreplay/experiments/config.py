@@ -340,7 +340,11 @@ def _coerce(value: Any, hint: Any, key: str) -> Any:
     if type(value) in options:
         return value
     if float in options and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:  # it may have more digits than Python prints
+            bits = value.bit_length()
+            raise InputError(f"{key} has {bits} bits; give a number below 1e308.") from error
     if float in options and isinstance(value, str):
         # YAML reads 1e-3 as a string.
         try:
