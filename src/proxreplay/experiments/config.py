@@ -335,16 +335,14 @@ UNSET = {"refresh.samples": ("none", "all")}  # words for a value that is not th
 def _coerce(value: Any, hint: Any, key: str) -> Any:
     union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     options = typing.get_args(hint) if union else (hint,)
+    if type(value) is int and value.bit_length() > 1023:  # no float, nor printed by Python
+        raise InputError(f"{key} has {value.bit_length()} bits; give a number below 1e307.")
     if type(None) in options and value in (None, *UNSET.get(key, ("none",))):
         return None
     if type(value) in options:
         return value
     if float in options and type(value) is int:
-        try:
-            return float(value)
-        except OverflowError as error:  # it may have more digits than Python prints
-            bits = value.bit_length()
-            raise InputError(f"{key} has {bits} bits; give a number below 1e308.") from error
+        return float(value)
     if float in options and isinstance(value, str):
         # YAML reads 1e-3 as a string.
         try:
