@@ -100,4 +100,4 @@ def test_earlier_names_are_still_read_and_remarked_on():
 def test_a_whole_number_that_no_float_holds_is_refused_by_name(digits, key):
     value = int("f" * digits, 16)  # YAML reads 0xfff
     with pytest.raises(InputError, match=f"{key} has {4 * digits} bits; give a number"):
-        BASE.with_values({"lr": value})
+        BASE.with_values({key: value})
