@@ -29,7 +29,7 @@ else:
 LPR_PREFIX = "lpr-"
 KLPR_PREFIX = "klpr-"
 LONGER = 10.0  # learning rates of SGD: most of a gradient is in directions that KLPR shrinks
-LONGER_FOR_LOGITS = 5.0  # squared differences of logits have no bound; 10 diverged on split-digits
+LONGER_FOR_LOGITS = 3.0  # squared differences of logits have no bound; 5 and 10 can diverge
 AVERAGED_SUFFIX = "-avg"
 
 
