@@ -38,7 +38,6 @@ from proxreplay.proximal.rules.unscale import NEAR, ScaleWitness
 from proxreplay.proximal.shrinkage.forms import Shrinkage
 
 MOST_CHANGED = 2.0  # by something else than a factor, such as weight decay of one's own
-MOST_APART = 256.0  # one process's gradient and the mean of all; a GradScaler begins at 65,536
 
 
 class IncomingRule(StepwiseRule):
@@ -149,19 +148,20 @@ class IncomingRule(StepwiseRule):
     def _found_scale(self) -> float:
         """How much larger gradients were in the watched passes than they are now.
 
-        A loss scale (`torch.amp.GradScaler`) and clipping by norm are followed. The mean over
-        processes is another gradient than each one's own, so there only a scale can be told.
+        A loss scale (`torch.amp.GradScaler`) and clipping by norm are followed. With several
+        processes nothing is told: the mean over them is another gradient than each one's own.
         """
+        if not self.processes.alone:
+            return 1.0
         ratio, proportional = self._watch_plan()[1].ratio()
-        most = MOST_CHANGED if self.processes.alone else MOST_APART
-        if self.processes.alone and proportional and 0 < ratio < math.inf:
+        if proportional and 0 < ratio < math.inf:
             return ratio if abs(ratio - 1) > NEAR else 1.0
-        if not 1 / most < abs(ratio) < most:
+        if not 1 / MOST_CHANGED < abs(ratio) < MOST_CHANGED:
             raise InputError(
                 f"{type(self).__name__}: gradients were changed between backward and the step "
                 f"(by a factor of {1 / ratio if ratio else math.inf:.3g}, and not all alike), so "
                 "the part of incoming examples is not known. Clip by norm instead of by value; "
-                "with several processes use no loss scale; or leave out `watched`."
+                "or leave out `watched`."
             )
         return 1.0
 
