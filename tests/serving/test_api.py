@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 from proxreplay import Learner
 from proxreplay.data import Transform
+from proxreplay.errors import InputError
 from proxreplay.models import slim_resnet18
 from proxreplay.options import DurableOptions, GuardOptions, ServeOptions
 from proxreplay.serving import DurableLearner, Follower
@@ -91,6 +92,8 @@ def test_a_label_that_arrives_later(server: Server) -> None:
     again = server.client.post("/learn?wait=applied", json=labels).json()
     assert (first["sequence"], first["repeated"], again["repeated"]) == (2, False, True)
     assert again["ids"] == first["ids"]
+    later = server.client.post("/learn", json=labels)  # whoever does not wait asks for the same
+    assert (later.status_code, later.json()["repeated"]) == (202, True)
     gone = server.client.post("/learn", json={"id": "visit 7", "labels": b.tolist()})
     assert gone.status_code == 404
     assert "no input is kept under the id 'visit 7'" in gone.json()["detail"]
@@ -241,6 +244,8 @@ def test_limits_and_wrong_inputs(server: Server) -> None:
         assert answer.status_code == status, answer.text
         assert "detail" in answer.json()
         assert "Traceback" not in answer.text
+    broken = post("/learn", content=b"{", headers={"content-type": "application/json"})
+    assert broken.json()["detail"].startswith("body: Invalid JSON")
     assert (
         "earlier ones were [8] float32"
         in post("/learn", json=good | {"inputs": x[:, :3].tolist()}).text
@@ -344,7 +349,14 @@ def test_tokens_hosts_and_origins(tmp_path: Path) -> None:
             assert code(None, "GET", path) == 200
         assert code(read, "POST", "/learn", json=body) == 401
         assert server.durable.log.last == 0
-        assert code(write, "POST", "/learn", json=body) == 202
+        assert code(write, "POST", "/learn?wait=applied", json=body) == 200
+        lower = {"authorization": f"bearer {read}"}
+        assert server.client.get("/status", headers=lower).status_code == 200
+        asked = {"inputs": x.tolist()}
+        assert code(read, "POST", "/predict", json=asked) == 200
+        assert code(read, "POST", "/predict", json=asked | {"id": "a"}) == 401  # that keeps them
+        assert len(server.durable.kept) == 0
+        assert code(write, "POST", "/predict", json=asked | {"id": "a"}) == 200
     with Server(tmp_path / "e") as server:
         post = server.client.post
         assert (
@@ -354,6 +366,19 @@ def test_tokens_hosts_and_origins(tmp_path: Path) -> None:
         assert post("/learn", json=body, headers={"host": "evil.example"}).status_code == 403
         assert server.durable.log.last == 0
         assert post("/learn", json=body, headers={"origin": HOST}).status_code == 202
+
+
+def test_tokens_that_cannot_do_their_work_are_refused() -> None:
+    read, write = "r" * 16, "w" * 16
+    for wrong, told in (
+        ((read, read), "the same"),
+        ((read, write[:-1] + "é"), "ASCII"),
+        ((read, write[:-1] + " "), "ASCII"),
+        ((read[:-1], write), "16 or more"),
+        ((read, None), "give both"),
+    ):
+        with pytest.raises(InputError, match=told):
+            Access(*wrong)
 
 
 def test_a_reader_serves_the_snapshots_of_a_writer(tmp_path: Path) -> None:
@@ -369,6 +394,12 @@ def test_a_reader_serves_the_snapshots_of_a_writer(tmp_path: Path) -> None:
             assert client.post("/predict", json=asked).json()["sequence"] == 4
             for x, y in stream[4:]:
                 durable.learn(x, y)
+            status = client.get("/status").json()  # whether or not anybody predicts
+            assert status["sequence"] == 8
+            assert status["versions"] == [
+                {"sequence": v.sequence, "bytes": v.nbytes, "time": 0.0, "good": True}
+                for v in durable.versions()
+            ]
             assert client.post("/predict", json=asked).json()["sequence"] == 8
             body = {"inputs": x.tolist(), "labels": y.tolist()}
             assert "only reads" in client.post("/learn", json=body).json()["detail"]

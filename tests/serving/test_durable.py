@@ -1,8 +1,10 @@
 """A durable learner is the learner that was never stopped."""
 
 import shutil
+import sqlite3
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +230,9 @@ def test_rollback_to_any_event_and_on_from_there(tmp_path: Path) -> None:
         assert durable.fingerprint() == live
         with pytest.raises(InputError, match="at most 15"):
             durable.rollback(99)
+        durable.forget(ids=[0])
+        with pytest.raises(InputError, match=r"event 7 is not there any more; there are snapshots"):
+            durable.rollback(7)
         with pytest.raises(InputError):
             durable.rollback(True)
 
@@ -269,6 +274,43 @@ def test_a_damaged_snapshot_is_replaced_by_an_older_one_and_events(
         snapshot.write_bytes(snapshot.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="no intact snapshot"):
         DurableLearner(tmp_path / "d", make(), options=FEW)
+
+
+def test_a_database_that_is_older_than_its_snapshots_is_a_clear_stop(tmp_path: Path) -> None:
+    """Otherwise the next events get numbers of lost ones, and a snapshot of those is opened."""
+    stream = batches(10)
+    with DurableLearner(tmp_path / "d", make(), options=FEW) as durable:
+        for x, y in stream[:4]:
+            durable.learn(x, y)
+        copied(tmp_path / "d" / NAME, tmp_path / NAME)
+        for x, y in stream[4:]:
+            durable.learn(x, y)
+    (tmp_path / NAME).replace(tmp_path / "d" / NAME)
+    with pytest.raises(CheckpointError, match="event is 4, but there is a snapshot of event 9"):
+        DurableLearner(tmp_path / "d", make(), options=FEW)
+    for snapshot in (6, 9):
+        durable.snapshots.path(snapshot).unlink()
+    with DurableLearner(tmp_path / "d", make(), options=FEW) as durable:
+        assert durable.applied == 4
+
+
+def test_a_folder_is_copied_while_it_is_used(tmp_path: Path) -> None:
+    stream = batches(10)
+    with DurableLearner(tmp_path / "d", make(), options=FEW) as durable:
+        for x, y in stream[:4]:
+            durable.learn(x, y)
+        shutil.copytree(tmp_path / "d" / "snapshots", tmp_path / "copy" / "snapshots")
+        for x, y in stream[4:]:
+            durable.learn(x, y)
+        copied(tmp_path / "d" / NAME, tmp_path / "copy" / NAME)
+        live = durable.fingerprint()
+    with DurableLearner.open(tmp_path / "copy", options=FEW) as durable:
+        assert durable.fingerprint() == live
+
+
+def copied(database: Path, to: Path) -> None:
+    with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(to)) as target:
+        source.backup(target)
 
 
 # --- one writer, many readers ---------------------------------------------------------------------

@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from proxreplay.cli.serve import _guard
 from proxreplay.errors import DivergenceError, InputError, StoppedError
 from proxreplay.options import DurableOptions, GuardOptions
 from proxreplay.serving import DurableLearner
+from proxreplay.serving.events import Outcome
+from proxreplay.serving.guards import Guard
 from tests.serving.streams import batches, make, poison
 
 FEW = DurableOptions(snapshot_every=4)
@@ -72,6 +75,15 @@ def test_a_guard_watches_accuracy_and_recall_also_across_a_restart(
             durable._worker.drain()
         assert told
         assert "is below 0.6" in told[0]
+
+
+def test_a_command_line_names_labels_whatever_they_are() -> None:
+    """``--recall 7=0.5`` is about the number 7, and about a label that is called "7"."""
+    watched = _guard("stop", None, ["7=0.5"], 2)
+    assert watched is not None
+    for labels in (["6", "7"], [6, 7]):
+        outcome = Outcome(1, "learn", classes=(1, 1), hits=(False, False))
+        assert "recall 0.000 of" in str(Guard(watched).judge(outcome, labels))
 
 
 def test_options_check_themselves() -> None:

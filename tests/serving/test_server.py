@@ -2,14 +2,21 @@
 
 import asyncio
 import socket
+import threading
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from proxreplay.cli import app
 from proxreplay.errors import InputError
+from proxreplay.serving import DurableLearner, server
+from proxreplay.serving.access import Access
 from proxreplay.serving.server import listen
+from proxreplay.serving.service import Service
+from tests.serving.streams import make
 
+ANSWERED = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LEARNER = Path(__file__).parents[2] / "examples" / "serve" / "learner.py"
 
 
@@ -33,6 +40,29 @@ def test_answers_are_sent_at_once() -> None:
         return answer
 
     assert asyncio.run(no_delay())
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost:", ANSWERED + b"GET /"])
+def test_a_connection_on_which_no_request_comes_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """Otherwise a few silent connections keep everybody else out."""
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.2)
+    service = Service(DurableLearner(tmp_path / "d", make()))
+    with listen("127.0.0.1", 0, 5) as listening:
+        uvicorn = server.made(service, Access())
+        thread = threading.Thread(target=uvicorn.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            with socket.create_connection(listening.getsockname(), timeout=60) as client:
+                client.sendall(sent)
+                received = b""
+                while part := client.recv(1000):
+                    received += part
+            assert received.count(b"200 OK") == sent.count(ANSWERED)
+        finally:
+            uvicorn.should_exit = True
+            thread.join()
 
 
 def test_a_port_that_is_taken_leaves_no_folder(tmp_path: Path) -> None:

@@ -47,6 +47,15 @@ def serve(
     keep_snapshots: Annotated[
         int, typer.Option(metavar="N", min=2, help="Snapshots to go back to.")
     ] = DurableOptions.keep_snapshots,
+    keep_events: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Events to go back to.")
+    ] = DurableOptions.keep_events,
+    keep_days: Annotated[
+        float | None, typer.Option(metavar="DAYS", min=0, help="Drop older snapshots and events.")
+    ] = DurableOptions.keep_days,
+    keep_bytes: Annotated[
+        int | None, typer.Option(metavar="BYTES", min=1, help="Of snapshots and events together.")
+    ] = DurableOptions.keep_bytes,
     queue: Annotated[
         int, typer.Option(metavar="N", min=1, help="Events that may wait; then 429.")
     ] = DurableOptions.queue_events,
@@ -71,7 +80,12 @@ def serve(
 ) -> None:
     """Serve a learner: predict at every moment, learn on the side, never lose what was learned."""
     options = DurableOptions(
-        snapshot_every=snapshot_every, keep_snapshots=keep_snapshots, queue_events=queue
+        snapshot_every=snapshot_every,
+        keep_snapshots=keep_snapshots,
+        keep_events=keep_events,
+        keep_days=keep_days,
+        keep_bytes=keep_bytes,
+        queue_events=queue,
     )
     watched = _guard(guard, accuracy, recall, window)
     try:
@@ -112,7 +126,7 @@ def _guard(
     for text in recall or []:
         label, equals, least = text.rpartition("=")
         try:
-            bounds.append((int(label) if label.isdecimal() else label, float(least)))
+            bounds.append((label, float(least)))
         except ValueError:
             equals = ""
         if not equals:

@@ -34,8 +34,15 @@ class Access:
                 raise InputError(
                     f"the {kind} token has {len(token)} characters; give {SHORTEST} or more."
                 )
+            if token and (token != token.strip() or not all(" " <= c <= "~" for c in token)):
+                raise InputError(
+                    f"the {kind} token cannot be sent in a header; give ASCII characters without "
+                    "spaces around them."
+                )
         if self.read is not None and self.write is None:
             raise InputError("a token for reading, but none for changing; give both.")
+        if self.read is not None and self.read == self.write:
+            raise InputError("the tokens for reading and for changing are the same; give two.")
         if not is_loopback(self.host) and (self.read is None or self.write is None):
             raise InputError(
                 f"--host {self.host} can be reached from other machines: give tokens for reading "
@@ -58,7 +65,8 @@ class Access:
             if not is_loopback(_name(host)) and _name(host) != self.host:
                 return 403, f"the host {host!r:.80} is not this machine; use localhost"
             return None
-        given = headers.get("authorization", "").removeprefix("Bearer ").encode()
+        sent = headers.get("authorization", "")
+        given = (sent[7:] if sent[:7].lower() == "bearer " else sent).encode()
         fits = [hmac.compare_digest(given, t.encode()) for t in wanted if t is not None]
         if any(fits):
             return None

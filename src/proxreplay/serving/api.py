@@ -122,7 +122,10 @@ class Endpoints:
         asked = await self._body(request, PredictRequest)
         predictor = self.service.current.predictor
         keep = None
-        if asked.id is not None:  # a reader keeps nothing
+        if asked.id is not None:  # that is a change; a server that only reads refuses it
+            refusal = self.access.refusal(WRITE, request.headers)
+            if refusal:
+                raise HTTPException(*refusal)
             keep = functools.partial(self.service.durable.keep, asked.id)
 
         def work() -> tuple[Any, dict[str, Any]]:
@@ -299,7 +302,8 @@ class Endpoints:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         data = await self._read(request)
         query = request.query_params
-        request.state.digest = bodies.digest(kind, data, sorted(query.multi_items()))
+        asked = sorted(item for item in query.multi_items() if item[0] != "wait")
+        request.state.digest = bodies.digest(kind, data, asked)
         if model is None:
             if data and data != b"{}":
                 raise InputError("this takes no body.")
@@ -311,7 +315,8 @@ class Endpoints:
             if raw and "inputs" in model.model_fields:
                 return model.model_validate(self._from_query(kind, data, query))
         except ValidationError as error:
-            told = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5]]
+            places = [(".".join(map(str, e["loc"])) or "body", e["msg"]) for e in error.errors()]
+            told = [f"{place}: {message}" for place, message in places[:5]]
             raise InputError("; ".join(told)[:2000]) from None
         raise HTTPException(415, f"content-type {kind!r:.60}; give {bodies.JSON}, or for inputs "
                             f"{bodies.NPY} or an image")  # fmt: skip

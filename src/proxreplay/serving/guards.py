@@ -53,9 +53,10 @@ class Guard:
         return None
 
     def _poor_recall(self, label: Any, least: float, labels: list[Any]) -> str | None:
-        if label not in labels:
+        names = [str(known) for known in labels]  # all are numbers, or none is
+        if str(label) not in names:
             return None
-        index = labels.index(label)
+        index = names.index(str(label))
         hits = [hit for seen, hit in self._seen if seen == index]
         if not hits or sum(hits) / len(hits) >= least:
             return None

@@ -1,15 +1,19 @@
 """Running a server: uvicorn on one port, one process, until it is told to stop."""
 
+import asyncio
 import socket
 import sys
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from proxreplay.errors import InputError
 from proxreplay.serving.access import Access
 from proxreplay.serving.api import make_app
 from proxreplay.serving.service import Service
 
+REQUEST_SECONDS = 15.0  # to send the head of a request, or the first byte of the next one
 SWITCH = 0.0005  # seconds after which Python lets another thread on; predictions wait less
 
 
@@ -22,17 +26,46 @@ def run(service: Service, access: Access, listening: socket.socket) -> None:
         listening: from `listen`.
     """
     sys.setswitchinterval(SWITCH)
+    server = made(service, access)
+    host, port = listening.getsockname()[:2]
+    print(f"http://{f'[{host}]' if ':' in host else host}:{port}/", flush=True)
+    server.run(sockets=[listening])
+
+
+def made(service: Service, access: Access) -> uvicorn.Server:
+    """The server, see `run`."""
     config = uvicorn.Config(
         make_app(service, access),
+        http=_Impatient,
+        ws="none",
         log_level="warning",
         access_log=False,
         limit_concurrency=service.options.connections,
         timeout_graceful_shutdown=10,
         server_header=False,
     )
-    host, port = listening.getsockname()[:2]
-    print(f"http://{f'[{host}]' if ':' in host else host}:{port}/", flush=True)
-    uvicorn.Server(config).run(sockets=[listening])
+    return uvicorn.Server(config)
+
+
+class _Impatient(H11Protocol):
+    """A connection that is closed if no request comes; uvicorn would wait for its head forever."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._look(object())
+
+    def _look(self, before: Any) -> None:
+        """Look at the connection again and again; ``before``: the request that was over then."""
+        over = self.cycle is None or self.cycle.response_complete
+        if over and self.cycle is before:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            now = self.cycle if over else object()
+            self._next = self.loop.call_later(REQUEST_SECONDS, self._look, now)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._next.cancel()
+        super().connection_lost(exc)
 
 
 def listen(host: str, port: int, waiting: int) -> socket.socket:

@@ -74,9 +74,12 @@ class Service:
 
     def predict(self, inputs: Any) -> Prediction:
         """Predict with the newest copy."""
+        self._follow()
+        return self.current.predict(inputs)
+
+    def _follow(self) -> None:
         if isinstance(self.source, Follower) and self.source.update():
             self.current = self._published()
-        return self.current.predict(inputs)
 
     # --- what was learned -------------------------------------------------------------------------
 
@@ -142,6 +145,7 @@ class Service:
 
     def status(self) -> dict[str, Any]:
         """Everything that the page shows."""
+        self._follow()
         source = self.source
         durable = source if isinstance(source, DurableLearner) else None
         return {
@@ -165,7 +169,11 @@ class Service:
     def versions(self) -> list[dict[str, Any]]:
         """All snapshots, newest first."""
         if isinstance(self.source, Follower):
-            return [{"sequence": self.source.version, "bytes": 0, "time": 0.0, "good": True}]
+            files = self.source.snapshots
+            return [
+                {"sequence": s, "bytes": files.nbytes(s), "time": 0.0, "good": True}
+                for s in files.sequences()
+            ]
         return [
             {"sequence": s.sequence, "bytes": s.nbytes, "time": s.time, "good": s.good}
             for s in self.source.versions()
@@ -180,6 +188,7 @@ class Service:
 
     def metrics(self) -> Iterable[str]:
         """Prometheus text, line by line."""
+        self._follow()
         yield from self.requests.lines()
         yield from gauge("prequential_accuracy", f"Newest {WINDOW} examples.", self.accuracy)
         yield from gauge("sequence", "Newest event that predictions know.", self.current.sequence)

@@ -64,6 +64,13 @@ class Timeline:
         Args:
             window: how many earlier outcomes to tell of, too; those before a rollback do not count.
         """
+        latest = max(self.snapshots.sequences(), default=0)
+        if latest > self.log.last:
+            raise CheckpointError(
+                f"{self.log.path}: its newest event is {self.log.last}, but there is a snapshot of "
+                f"event {latest}, so events are missing; restore both from one copy, or go on "
+                f"without them: remove the snapshots after {self.log.last}."
+            )
         base, state = self._newest_intact(self.log.last)
         self.learner.load_state_dict(state)
         self.applied = self.version = base
@@ -121,9 +128,10 @@ class Timeline:
             for row in self.log.rows(base + 1, to):
                 self.event(row)
         except CheckpointError as error:
+            there = ", ".join(map(str, self.snapshots.sequences()))
             raise InputError(
-                f"rollback: the state after event {to} is not there any more ({error}); there are "
-                f"snapshots at {', '.join(map(str, self.snapshots.sequences()))}."
+                f"rollback: the state after event {to} is not there any more; there are snapshots "
+                f"at {there}."
             ) from error
         return base
 
