@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,27 @@ IMPORTED = ["torch.distributed", "proxreplay.proximal", "proxreplay.experiments.
 
 
 class Pool:
-    """Calls functions of test modules in all of its processes at once."""
+    """Calls functions of test modules in all of its processes at once.
 
-    def __init__(self, size: int, store: Path) -> None:
+    After a failure all of them are replaced: those that are left may wait for a message that never
+    comes, or take it for another one.
+    """
+
+    patience = 2.0  # seconds that the others have to say something too after one has failed
+
+    def __init__(self, size: int, folder: Path) -> None:
+        self.size, self.folder, self.starts = size, folder, 0
+        self.pipes: list[Any] = []
+        self.workers: list[Any] = []
+        self._start()
+
+    def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(IMPORTED)
-        self.pipes, self.workers = [], []
-        for rank in range(size):
+        self.starts += 1
+        for rank in range(self.size):
             ours, theirs = context.Pipe()
-            arguments = (theirs, rank, size, store)
+            arguments = (theirs, rank, self.size, self.folder / f"store-{self.starts}")
             worker = context.Process(target=_work, args=arguments, daemon=True)
             worker.start()
             theirs.close()
@@ -33,25 +46,43 @@ class Pool:
         """What the function returns in every process; a failure in one is raised here."""
         for pipe in self.pipes:
             pipe.send((function, arguments))
-        answers = [pipe.recv() for pipe in self.pipes]
-        problems = [text for fine, text in answers if not fine]
+        answers: dict[int, Any] = {}
+        while len(answers) < self.size:
+            failed = any(not fine for fine, _ in answers.values())
+            silent = {p: rank for rank, p in enumerate(self.pipes) if rank not in answers}
+            said = wait([*silent], self.patience if failed else None)
+            if not said:
+                break
+            answers |= {silent[pipe]: self._receive(silent[pipe]) for pipe in said}
+        problems = [text for _, (fine, text) in sorted(answers.items()) if not fine]
+        if problems:
+            self.close(patience=0)
+            self._start()
         assert not problems, "\n".join(problems)
-        return [value for _, value in answers]
+        return [answers[rank][1] for rank in range(self.size)]
 
-    def close(self) -> None:
+    def _receive(self, rank: int) -> tuple[bool, Any]:
+        try:
+            return self.pipes[rank].recv()
+        except (EOFError, ConnectionResetError):
+            self.workers[rank].join()
+            return False, f"process {rank} ended with exit code {self.workers[rank].exitcode}"
+
+    def close(self, patience: float = 20) -> None:
         for pipe in self.pipes:
             pipe.close()
         for worker in self.workers:
-            worker.join(timeout=20)
+            worker.join(timeout=patience)
             if worker.is_alive():
                 worker.kill()
                 worker.join()
+        self.pipes, self.workers = [], []
 
 
 @contextmanager
 def pool(size: int) -> Iterator[Pool]:
     with tempfile.TemporaryDirectory() as folder:
-        started = Pool(size, Path(folder) / "store")
+        started = Pool(size, Path(folder))
         try:
             yield started
         finally:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from proxreplay import LPR, ClassBalancedMemory, Learner, er
@@ -119,6 +120,28 @@ def test_four_processes_learn_what_one_learns(four: Pool, method: str) -> None:
     one = learn_alone(method, batches)
     for found in four.run(learn_together, method, batches):
         assert float((found - one).abs().max()) < 1e-10
+
+
+def learn_in_a_group(batches: int) -> torch.Tensor:
+    """Two learners at a time, each of two processes that have a group of their own."""
+    groups = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+    own = dist.get_rank() % 2
+    processes = Processes.up(groups[own], replicated=True)
+    assert "not in the group" in problem_of(lambda: Processes.up(groups[1 - own]))
+    learner = make("lpr-er", processes, shared=processes)
+    for x, y in stream(batches + own)[own:]:  # not the same in both groups
+        learner.learn(x, y)
+    compare(processes, "group", held(learner))
+    return weights(learner)
+
+
+def test_a_group_of_ones_own_learns_what_one_process_learns(four: Pool) -> None:
+    one = learn_alone("lpr-er", 12)
+    first, other, second, another = four.run(learn_in_a_group, 12)
+    assert float((first - one).abs().max()) < 1e-10
+    assert torch.equal(first, second)
+    assert torch.equal(other, another)
+    assert not torch.equal(first, other)
 
 
 def learn_shares(names: bool) -> tuple[torch.Tensor, list[Any], tuple[int, ...]]:

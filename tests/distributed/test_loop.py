@@ -1,5 +1,6 @@
 """A training loop of one's own under DDP, against the same loop in one process."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -10,10 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from proxreplay import LPR
 from proxreplay.batch import Batch
-from proxreplay.distributed import ALONE, Processes, compare
+from proxreplay.distributed import ALONE, Processes, compare, mean_
 from proxreplay.options import StepOptions
 from proxreplay.proximal import OWM, GradientRule, KroneckerLPR
-from tests.distributed.pool import Pool
+from tests.distributed.pool import Pool, problem_of
 
 LOOK = StepOptions(every=1, rebuild=2)
 RULES: dict[str, Callable[[nn.Module], GradientRule]] = {
@@ -25,7 +26,14 @@ RULES: dict[str, Callable[[nn.Module], GradientRule]] = {
 }
 
 
-def learn(kind: str, processes: Processes) -> tuple[torch.Tensor, GradientRule]:
+def learn(
+    kind: str,
+    processes: Processes,
+    *,
+    scale: float = 1.0,
+    norm: float = math.inf,
+    value: float = math.inf,
+) -> tuple[torch.Tensor, GradientRule]:
     """Eight steps on this process's share of batches [incoming, replay]."""
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(
@@ -36,6 +44,7 @@ def learn(kind: str, processes: Processes) -> tuple[torch.Tensor, GradientRule]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     rule = RULES[kind](wrapped)
     rule = (rule.among(ALONE) if processes.alone else rule).attach(optimizer)
+    scaler = torch.amp.GradScaler("cpu", scale, growth_interval=3, enabled=scale != 1)
     rng, own = torch.Generator().manual_seed(1), processes.share(8)
     for step in range(8):
         x = torch.randn(2, 8, 1, 4, 4, generator=rng).double() + step / 4
@@ -46,15 +55,20 @@ def learn(kind: str, processes: Processes) -> tuple[torch.Tensor, GradientRule]:
         optimizer.zero_grad()
         with rule.watched(incoming, replay):
             outputs = wrapped(torch.cat([incoming.inputs, replay.inputs]))
-            F.cross_entropy(outputs, torch.cat([incoming.labels, replay.labels])).backward()
+            loss = F.cross_entropy(outputs, torch.cat([incoming.labels, replay.labels]))
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), norm)
+        nn.utils.clip_grad_value_(model.parameters(), value)
         rule.observe(incoming, replay)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), rule
 
 
-def learn_together(kind: str) -> torch.Tensor:
+def learn_together(kind: str, scale: float = 1.0, norm: float = math.inf) -> torch.Tensor:
     processes = Processes.up()
-    weights, rule = learn(kind, processes)
+    weights, rule = learn(kind, processes, scale=scale, norm=norm)
     compare(processes, kind, {"weights": weights, "rule": rule.state_dict()})
     assert rule.layers
     assert "2 processes" in repr(rule)
@@ -66,3 +80,66 @@ def test_shares_under_ddp_learn_what_one_process_learns(two: Pool, kind: str) ->
     one, _ = learn(kind, ALONE)
     for found in two.run(learn_together, kind):
         assert float((found - one).abs().max()) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale", "norm"),
+    [
+        ("lpr-itself", 2.0**16, math.inf),
+        ("lpr-itself", 1.0, 0.1),
+        ("lpr-itself", 2.0**16, 0.1),
+        ("klpr", 2.0**16, math.inf),
+    ],
+    ids=["scaled", "clipped", "both", "klpr-scaled"],
+)
+def test_scaled_losses_and_clipped_gradients_are_followed(
+    two: Pool, kind: str, scale: float, norm: float
+) -> None:
+    one, _ = learn(kind, ALONE, norm=norm)
+    for found in two.run(learn_together, kind, scale, norm):
+        assert float((found - one).abs().max()) < 1e-10
+
+
+def clip_by_value() -> str:
+    return problem_of(lambda: learn("lpr-itself", Processes.up(), scale=2.0, value=1e-3))
+
+
+def test_gradients_that_were_changed_otherwise_are_refused_in_all_processes(two: Pool) -> None:
+    for problem in two.run(clip_by_value):
+        assert "LPR: gradients were changed between backward and the step" in problem
+
+
+def learn_opposites(processes: Processes, noise: float = 0.0) -> torch.Tensor:
+    """The gradient of a step whose parts in two processes cancel, but for a millionth.
+
+    Args:
+        processes: of the step.
+        noise: that comes with the mean, as from a compressed message; not in what is returned.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    x, own = torch.randn(1, 5).double().expand(8, 5), processes.share(8)
+    signs = torch.tensor([1.0, -1 + 1e-6] * 4).double()  # every other row is of process 1
+    rule = LPR(model).among(processes)
+    rule.refresh(torch.randn(6, 5).double())
+    incoming, replay = (Batch(rows, torch.zeros(len(rows))) for rows in x[own].chunk(2))
+    with rule.watched(incoming, replay):
+        (model(x[own]).sum(1) * signs[own]).mean().backward()
+    parameters = dict(model.named_parameters())
+    added = {name: noise * torch.randn_like(p.detach()) for name, p in parameters.items()}
+    for name, g in mean_({n: p.grad for n, p in parameters.items()}, parameters, processes).items():
+        parameters[name].grad = g + added[name]
+    rule.step_()
+    return torch.cat([(p.grad - added[name]).reshape(-1) for name, p in parameters.items()])
+
+
+def cancel(noise: float) -> torch.Tensor:
+    return learn_opposites(Processes.up(), noise)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-3], ids=["exact", "rounded"])
+def test_gradients_that_cancel_are_not_taken_for_scaled_ones(two: Pool, noise: float) -> None:
+    one = learn_opposites(ALONE)
+    assert 0 < float(one.abs().max()) < 1e-5
+    for found in two.run(cancel, noise):
+        torch.testing.assert_close(found, one, rtol=1e-6, atol=1e-15)

@@ -1,6 +1,7 @@
 """What processes say to each other, against the same sums and copies made by one."""
 
 import copy
+import os
 import pickle
 
 import pytest
@@ -143,6 +144,26 @@ def test_a_failure_in_one_process_is_one_in_all(two: Pool) -> None:
     first, second = two.run(fail_in_one)
     assert first == "ProcessError: loading failed in process 1 of 2: InputError: no data here"
     assert second == "InputError: no data here"
+
+
+def leave(end: bool) -> None:
+    """One process fails while the other waits for it."""
+    if Processes.up().rank == 1:
+        os._exit(3) if end else 1 / 0
+    Processes.up().wait()
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [(False, "process 1: .*ZeroDivisionError"), (True, "process 1 .* code 3")],
+    ids=["error", "exit"],
+)
+def test_a_failing_case_is_named_and_does_not_disturb_the_next(
+    two: Pool, end: bool, said: str
+) -> None:
+    with pytest.raises(AssertionError, match=f"(?s){said}"):
+        two.run(leave, end)
+    assert two.run(missing_gradients) == [(True, 1.5)] * 2
 
 
 def test_without_a_group() -> None:

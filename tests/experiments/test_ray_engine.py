@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from proxreplay.errors import InputError
+from proxreplay.experiments import ray_engine
 from proxreplay.experiments.engines import InlineEngine, Job
 from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.jobs import comparison
@@ -102,7 +104,7 @@ class Killer:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of Ray's own processes and files
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_study_survives_its_worker_its_node_and_its_driver(
-    cluster: Any, undisturbed: dict[str, bytes], tmp_path: Path
+    cluster: Any, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ray
 
@@ -119,6 +121,7 @@ def test_a_study_survives_its_worker_its_node_and_its_driver(
 
     check_drivers(cluster.address, tmp_path / "b", undisturbed)
     check_two_drivers(cluster.address, tmp_path / "c")
+    check_unseen_folder(cluster.address, tmp_path / "d", monkeypatch)
     assert not cluster.head_node.dead_processes()  # joined, and not shut down
 
 
@@ -151,6 +154,15 @@ def check_two_drivers(address: str, out: Path) -> None:
         (outcome,) = RayEngine(address, patience=0.0).make([job], StopRequest())
     assert (outcome.status, [p.name for p in job.folder.iterdir()]) == ("failed", ["lock"])
     assert f"{job.folder}: another process is at work on this run" in str(outcome.problem)
+
+
+def check_unseen_folder(address: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that no node sees is named as the problem of its run, and stays empty."""
+    monkeypatch.setattr(ray_engine, "marker", lambda folder: nullcontext(folder / "unseen"))
+    (outcome,) = RayEngine(address).make(jobs(out)[:1], StopRequest())
+    assert outcome.status == "failed"
+    assert f"does not see {out / 'runs'} as the driver sees it; put --out" in str(outcome.problem)
+    assert not out.exists()
 
 
 def drive(address: str, out: Path) -> "subprocess.Popen[str]":

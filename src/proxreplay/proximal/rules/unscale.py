@@ -5,12 +5,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Self
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from proxreplay.distributed import Processes
 from proxreplay.proximal.layers.sites import Site
 
 NEAR = 1e-3  # relative: gradients in half precision are no closer
+LEFT = 1e-2  # of the gradients of all processes: a mean smaller than that may be their rounding
 
 
 class ScaleWitness:
@@ -31,6 +34,7 @@ class ScaleWitness:
         self.model = model
         self.column = column
         self.arrived: Tensor | None = None
+        self._known = 1.0  # the last factor that was certain
         self._handle: RemovableHandle | None = None
         self._parameter: nn.Parameter | None = None
 
@@ -69,27 +73,38 @@ class ScaleWitness:
         gradient = None if self.column is None else self.column.parameter(self.model).grad
         return gradient is None or not bool(gradient.any())
 
-    def ratio(self) -> tuple[float, bool]:
+    def ratio(self, processes: Processes) -> tuple[float, bool]:
         """How much larger gradients were when they arrived, and whether nothing else has changed.
 
         Of those that arrived since it was asked last; 1 for none.
+
+        Args:
+            processes: over which gradients are averaged; all of them have to ask.
         """
         arrived, self.arrived = self.arrived, None
         parameter = None if self.column is None else self.column.parameter(self.model)
-        if arrived is None or parameter is None or parameter.grad is None:
+        mean = None if parameter is None else _mean(arrived, parameter, processes)
+        if mean is None or parameter is None or parameter.grad is None:
             return 1.0, True
-        if arrived.shape != parameter.grad.shape:  # the head has grown meanwhile
-            return 1.0, True
-        a, b = arrived.double().flatten(), parameter.grad.double().flatten()
-        own = float(b @ b)
+        (a, of_each), b = mean, parameter.grad.double().flatten()
+        own, size = float(b @ b), float(a.norm())
         if own == 0:
             return 1.0, True
         ratio = float(a @ b) / own
-        return ratio, float((a - ratio * b).norm()) <= NEAR * float(a.norm())
+        proportional = float((a - ratio * b).norm()) <= NEAR * size
+        if proportional:
+            self._known = ratio
+        elif size < LEFT * of_each:  # they cancel, and what is left was rounded on the way
+            return self._known, True
+        return ratio, proportional
 
-    def scale(self) -> float:
-        """The scale of the gradients that arrived since it was asked last; 1 for none."""
-        ratio, _ = self.ratio()
+    def scale(self, processes: Processes) -> float:
+        """The scale of the gradients that arrived since it was asked last; 1 for none.
+
+        Args:
+            processes: as for `ratio`.
+        """
+        ratio, _ = self.ratio(processes)
         self._follow()
         if not math.isfinite(ratio) or ratio <= 0:
             return 1.0
@@ -105,3 +120,26 @@ class ScaleWitness:
         if self._handle is not None:
             self._handle.remove()
         self._handle = self._parameter = None
+
+
+@torch.no_grad()
+def _mean(
+    arrived: Tensor | None, like: Tensor, processes: Processes
+) -> tuple[Tensor, float] | None:
+    """The mean over processes of a gradient that arrived, and how large those of each are.
+
+    Args:
+        arrived: here; None, or of another shape if the head has grown meanwhile, for none.
+        like: the parameter.
+        processes: whose gradients.
+
+    Returns:
+        The mean ``[numel]`` and the root mean square of the norms; None if there is no gradient.
+    """
+    here = arrived is not None and arrived.shape == like.shape
+    own = (arrived if arrived is not None and here else torch.zeros_like(like)).double().flatten()
+    said = torch.cat([own, torch.stack([own @ own, own.new_tensor(float(here))])])
+    processes.sum_([said])
+    said /= processes.size
+    squares, present = said[-2:].tolist()
+    return (said[:-2], math.sqrt(squares)) if present else None
