@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TOOLS := $(VENV)/.ready-dev
 OUT ?= runs/demo
+# Declares torchvision by way of a package that it does not import: installed without dependencies.
+WITNESS := curvlinops-for-pytorch einconv einops linear_operator opt_einsum
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint bench docs clean
@@ -46,4 +48,5 @@ $(READY): pyproject.toml constraints.txt
 # Linters, test tools and trackers beside it.
 $(TOOLS): $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps $(WITNESS)
 	touch $@

@@ -11,6 +11,7 @@ from torch.func import functional_call, jacrev
 from torch.nn import functional as F
 
 from proxreplay import Batch, KroneckerLPR, Learner
+from proxreplay.distributed import ALONE
 from proxreplay.errors import InputError
 from proxreplay.models import GrowingHead, mlp, small_cnn
 from proxreplay.options import StepOptions
@@ -287,7 +288,7 @@ def test_clipped_gradients_are_not_taken_for_scaled_ones():
     F.cross_entropy(model(x), y).backward()
     for p in model.parameters():
         p.grad *= 0.3
-    assert rule._witness.scale() == 1.0
+    assert rule._witness.scale(ALONE) == 1.0
 
 
 def test_a_growing_head_keeps_what_is_known_of_old_outputs():
@@ -434,3 +435,103 @@ def test_a_learner_learns_with_it_and_parts_are_balanced():
     incoming = Batch(torch.randn(4, 4), torch.tensor([0, 0, 1, 1]))
     parts = rule._parts(incoming, incoming)
     assert [part.weight for part in parts] == [1.0, 3.0]
+
+
+def weighed_net():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(48, 600), nn.Tanh(), nn.Linear(600, 3)).double().train()
+
+
+def watched_steps_(rule, model, steps=3, widest=None):
+    """Steps with parts of other weights; ``widest=0`` sums each part by itself."""
+    made = rule._new_watch
+    if widest is not None:
+        rule._new_watch = lambda parts: vars(watch := made(parts)).update(widest=widest) or watch
+    for i in range(steps):
+        x, y = random(7, 2, 4, 4, seed=i), torch.arange(7) % (2 + (i > 1))
+        new, old = Batch(x[:3], y[:3] * 0), Batch(x[3:], y[3:])
+        model.zero_grad()
+        with rule.watched(new, old):
+            F.cross_entropy(model(x), y).backward()
+        rule.step_()
+
+
+@pytest.mark.parametrize("steps", [NEWEST, StepOptions(1, 3, 0.5, incoming=0.3)])
+def test_parts_in_one_matrix_are_those_of_parts_added_up(steps):
+    """Weighed inputs, with and without bias, few and many rows, against one sum for each part."""
+    found = []
+    for widest in (None, 0):
+        model = weighed_net()
+        rule = KroneckerLPR(model, steps=steps)
+        watched_steps_(rule, model, widest=widest)
+        sums = rule._sums.state()["collectors"]
+        assert widest is None or "together" not in sums
+        found.append({name: one.mean for name, one in rule._history.items()})
+    together, apart = found
+    assert together.keys() == apart.keys() == {"0", "1", "4", "6"}
+    for name, one in together.items():
+        a, b = (o.dense() if hasattr(o, "dense") else o for o in (one, apart[name]))
+        torch.testing.assert_close(a.G, b.G, rtol=0, atol=1e-12, msg=name)
+        torch.testing.assert_close(a.H, b.H, rtol=0, atol=1e-12, msg=name)
+        assert a.rows == pytest.approx(b.rows)
+
+
+def test_a_window_that_was_saved_by_parts_goes_on(tmp_path):
+    """As earlier versions saved it: a sum for each part, without weights."""
+    options = StepOptions(1, 4, 0.5, incoming=0.3)
+    models, rules = [weighed_net(), weighed_net()], []
+    for model, widest in zip(models, (None, 0), strict=True):
+        rules.append(KroneckerLPR(model, steps=options))
+        watched_steps_(rules[-1], model, 3, widest=widest)
+    save_state(tmp_path, rules[1].state_dict())
+    older = load_state(tmp_path)
+    assert set(older["step"]["sums"]["collectors"]) == {"incoming", "replay"}
+    again = KroneckerLPR(models[1], steps=options)
+    again.load_state_dict(older)
+    models[1].load_state_dict(models[0].state_dict())
+    for rule, model in ((rules[0], models[0]), (again, models[1])):
+        watched_steps_(rule, model, 3)
+    for name, one in rules[0]._history.items():
+        a, b = (
+            o.dense() if hasattr(o, "dense") else o for o in (one.mean, again._history[name].mean)
+        )
+        torch.testing.assert_close(a.G, b.G, rtol=0, atol=1e-10, msg=name)
+
+
+def test_without_classes_the_gradients_of_the_loss_that_was_given_count():
+    """Regression: no Fisher matrix, but ``B`` from the loss's own gradients per example."""
+    model = small_net()
+    x, target = random(5, 3, seed=1), random(5, 3, seed=2)
+    rule = KroneckerLPR(model, steps=NEWEST)
+    with rule.watched():
+        output = model(x)
+        (output - target).square().sum(1).mean().backward()
+    rule.step_()
+    g = 2 * (output - target).detach()
+    one = rule._history["2"]
+    torch.testing.assert_close(one.mean.H[0] / one.weight, g.T @ g / 5)
+    images = nn.Sequential(model, nn.Unflatten(1, (3, 1)))
+    exact = KroneckerLPR(images, fisher="exact")
+    with (
+        exact.watched(),
+        pytest.raises(InputError, match="fisher='exact' takes the model's output as logits"),
+    ):
+        images(x)
+
+
+def test_a_batch_of_one_and_a_frozen_layer():
+    model = small_net()
+    model[0].weight.requires_grad_(False)
+    rule = KroneckerLPR(model, steps=NEWEST)
+    x = random(1, 3, seed=1)
+    with rule.watched():
+        F.cross_entropy(model(x), torch.tensor([1])).backward()
+    before = flat_gradient(model)
+    rule.step_()
+    assert rule.layers["0"].parameters == ("0.bias",)
+    assert rule.layers["2"].parameters == ("2.weight", "2.bias")
+    assert model[0].weight.grad is None
+    after = flat_gradient(model)
+    assert 0 < after.norm() < before.norm()
+    assert torch.isfinite(after).all()

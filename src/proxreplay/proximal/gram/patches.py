@@ -14,7 +14,7 @@ from proxreplay.proximal.gram.axis import Axis
 from proxreplay.proximal.gram.correlate import correlate_by_shifts, correlate_by_spectrum
 from proxreplay.proximal.gram.cost import Path, Work, cheapest
 from proxreplay.proximal.gram.lags import LagPlan, assemble, lag_cells, spread
-from proxreplay.proximal.gram.rows import DenseRows, Rows, span_of, widened
+from proxreplay.proximal.gram.rows import DenseRows, Roots, Rows, span_of, widened
 
 PATCHES_AT_ONCE = 1 << 24  # elements; more examples than that are unfolded one part after another
 
@@ -31,6 +31,7 @@ class PatchRows(Rows):
         groups: as the layer's; ``d = prod(kernel) * channels / groups``, in that order.
         padding: zeros ``(before, after)`` that still go around ``x`` in every dimension; an empty
             tuple says that ``x`` is padded already, with whatever values.
+        roots: of the weights, one for each example, with which ``x`` is multiplied; None for 1.
     """
 
     x: Tensor
@@ -39,6 +40,7 @@ class PatchRows(Rows):
     dilation: tuple[int, ...]
     groups: int = 1
     padding: tuple[tuple[int, int], ...] = ()
+    roots: Roots | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -75,26 +77,42 @@ class PatchRows(Rows):
         span = span_of(len(self.x), start, stop, of)
         return None if span is None else replace(self, x=self.x[span])
 
+    @property
+    def mass(self) -> float:
+        """The sum of the weights of all patches."""
+        n = len(self.x) if self.roots is None else self.roots.sum
+        return n * prod(self.positions)
+
+    def weighed(self, weights: Sequence[float]) -> "PatchRows | None":
+        """The patches of examples that are multiplied with the roots of their weights."""
+        if len(weights) != len(self.x):
+            return None
+        roots = Roots.of(weights, self.x)
+        each = roots.each.view(-1, *(1 for _ in self.x.shape[1:]))
+        return replace(self, x=widened(self.x) * each, roots=roots)
+
     def kept(self) -> "PatchRows":
-        """The same patches of a copy of ``x``."""
-        return replace(self, x=self.x.clone())
+        """The same patches of a copy of ``x``; if it is weighed, it is one already."""
+        return self if self.roots is not None else replace(self, x=self.x.clone())
 
     @property
     def geometry(self) -> Hashable:
         """Everything but the values."""
         numbers = (self.kernel, self.stride, self.dilation, self.groups, self.padding)
-        return type(self), self.x.shape[1:], self.x.dtype, numbers
+        return type(self), self.x.shape[1:], self.x.dtype, numbers, self.roots is None
 
     def state(self) -> dict[str, Any]:
         """``x`` and the geometry."""
         numbers = {"kernel": self.kernel, "stride": self.stride, "dilation": self.dilation}
         lists: dict[str, Any] = {name: list(value) for name, value in numbers.items()}
         padding = [list(pair) for pair in self.padding]
-        return {"x": self.x, **lists, "groups": self.groups, "padding": padding}
+        roots = {} if self.roots is None else self.roots.state()
+        return {"x": self.x, **lists, "groups": self.groups, "padding": padding, **roots}
 
     def joined(self, others: Sequence["PatchRows"]) -> "PatchRows":
         """The patches of all examples; the geometry must be the same."""
-        return replace(self, x=torch.cat([self.x, *(one.x for one in others)]))
+        roots = None if self.roots is None else self.roots.joined(one.roots for one in others)
+        return replace(self, x=torch.cat([self.x, *(one.x for one in others)]), roots=roots)
 
     @cached_property
     def plan(self) -> LagPlan:
@@ -129,7 +147,7 @@ class PatchRows(Rows):
 
     def total(self) -> Tensor:
         """``Z'1``, which is that of the sum over the examples."""
-        summed = _sum_over_examples(widened(self.x))
+        summed = _sum_over_examples(widened(self.x), self.roots)
         return replace(self, x=summed[None]).dense().sum(dim=1)
 
     def _unfolded(self) -> Tensor:
@@ -141,13 +159,13 @@ class PatchRows(Rows):
         return sum((part.gram() for part in parts[1:]), start=parts[0].gram())
 
 
-def _sum_over_examples(x: Tensor) -> Tensor:
+def _sum_over_examples(x: Tensor, roots: Roots | None) -> Tensor:
     """``[n, channels, *size]`` summed over ``n``, as one product with the memory as it lies.
 
     Measured: ten times faster than ``x.sum(dim=0)`` where channels come last.
     """
     last = x.movedim(1, -1)
-    ones = x.new_ones(1, len(x))
+    ones = x.new_ones(1, len(x)) if roots is None else roots.each[None]
     if last.is_contiguous():
         return (ones @ last.flatten(1)).view(last.shape[1:]).movedim(-1, 0)
     return (ones @ x.flatten(1)).view(x.shape[1:])

@@ -4,7 +4,7 @@ Statistics are float32 at least, whatever the precision of the rows.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -50,6 +50,19 @@ class Rows(ABC):
         """
         return None
 
+    @property
+    def mass(self) -> float:
+        """How many rows they count as: ``1'W1``."""
+        return self.shape[1]
+
+    def weighed(self, weights: Sequence[float]) -> "Rows | None":
+        """The same rows with ``Z'WZ``, ``Z'W1`` and ``1'W1`` as sums; None where it cannot be done.
+
+        Args:
+            weights: of the examples, whose rows are as many for each, in that order.
+        """
+        return None
+
     def kept(self) -> Self | None:
         """The same in memory of its own, to be joined with others later; None if it cannot."""
         return None
@@ -69,14 +82,49 @@ class Rows(ABC):
 
 
 @dataclass(frozen=True)
+class Roots:
+    """Roots of weights ``W``, by which rows are multiplied already.
+
+    Args:
+        each: ``[n]``, of every row, or of every example.
+        sum: of the weights.
+    """
+
+    each: Tensor
+    sum: float
+
+    @classmethod
+    def of(cls, weights: Sequence[float], like: Tensor, times: int = 1) -> Self:
+        """Of some weights, each for so many rows, on the device of a tensor."""
+        each = torch.tensor(weights, dtype=torch.float64).sqrt_().to(widened(like[:0]))
+        return cls(each if times == 1 else each.repeat_interleave(times), times * sum(weights))
+
+    def joined(self, others: Iterable["Roots | None"]) -> "Roots":
+        """Those of rows one after the other, all of which are weighed."""
+        all_of = [self, *(one for one in others if one is not None)]
+        return Roots(torch.cat([one.each for one in all_of]), sum(one.sum for one in all_of))
+
+    def state(self) -> dict[str, Any]:
+        """Tensors and numbers."""
+        return {"roots": self.each, "weights": self.sum}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self | None:
+        """The inverse of `state`; None for rows that all count alike."""
+        return cls(state["roots"], state["weights"]) if "roots" in state else None
+
+
+@dataclass(frozen=True)
 class DenseRows(Rows):
     """Rows that exist as a tensor. Several maps may read them: sums are worked out once.
 
     Args:
         Z: ``[groups, rows, d]``.
+        roots: of the weights, one for each row, with which ``Z`` is multiplied; None for 1.
     """
 
     Z: Tensor
+    roots: Roots | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -93,22 +141,38 @@ class DenseRows(Rows):
         span = span_of(self.Z.shape[1], start, stop, of)
         return None if span is None else DenseRows(self.Z[:, span])
 
+    @property
+    def mass(self) -> float:
+        """The sum of the weights."""
+        return self.Z.shape[1] if self.roots is None else self.roots.sum
+
+    def weighed(self, weights: Sequence[float]) -> "DenseRows | None":
+        """``W^1/2 Z``, if each example has as many rows."""
+        count, rest = divmod(self.Z.shape[1], len(weights))
+        if rest:
+            return None
+        roots = Roots.of(weights, self.Z, count)
+        return DenseRows(widened(self.Z) * roots.each[:, None], roots)
+
     def kept(self) -> "DenseRows":
-        """A copy."""
+        """A copy; weighed ones are one already."""
+        if self.roots is not None:
+            return self
         return DenseRows(self.Z.clone(memory_format=torch.contiguous_format))
 
     @property
     def geometry(self) -> Hashable:
         """Kind, size and precision."""
-        return type(self), self.shape[::2], self.Z.dtype
+        return type(self), self.shape[::2], self.Z.dtype, self.roots is None
 
     def state(self) -> dict[str, Any]:
-        """``Z``."""
-        return {"Z": self.Z}
+        """``Z``, and the weights in it."""
+        return {"Z": self.Z, **({} if self.roots is None else self.roots.state())}
 
     def joined(self, others: Sequence["DenseRows"]) -> "DenseRows":
         """One after the other."""
-        return DenseRows(torch.cat([self.Z, *(one.Z for one in others)], dim=1))
+        roots = None if self.roots is None else self.roots.joined(one.roots for one in others)
+        return DenseRows(torch.cat([self.Z, *(one.Z for one in others)], dim=1), roots)
 
     def gram(self) -> Tensor:
         """``Z'Z``; not to be overwritten."""
@@ -124,7 +188,7 @@ class DenseRows(Rows):
 
     @cached_property
     def _total(self) -> Tensor:
-        return super().total()
+        return super().total() if self.roots is None else self.roots.each @ self.Z
 
 
 @dataclass(frozen=True)

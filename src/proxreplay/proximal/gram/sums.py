@@ -27,6 +27,7 @@ class GramSum:
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         self._dtype = dtype
         self._shape: tuple[int, int, int] | None = None
+        self._mass = 0.0
         self._rows_dtype: torch.dtype | None = None
         self._energy: Tensor | None = None
         self._gram: Tensor | None = None
@@ -39,6 +40,11 @@ class GramSum:
         if self._shape is None:
             raise InputError("GramSum: nothing was added yet.")
         return self._shape
+
+    @property
+    def mass(self) -> float:
+        """What all rows so far count as."""
+        return self._mass
 
     def add(self, rows: Rows, *, gram: bool = True, total: bool = True) -> Self:
         """Take some more rows.
@@ -60,6 +66,7 @@ class GramSum:
         if total:
             self._total = self._plus(self._total, rows.total())
         self._shape = (groups, before[1] + count, d)
+        self._mass += rows.mass
         return self
 
     def _add_gram(self, rows: Rows) -> None:
@@ -118,6 +125,7 @@ class GramSum:
         tensors = {"gram": self._gram, "total": self._total, "energy": self._energy}
         return {
             "shape": list(self.shape),
+            "mass": self._mass,
             "dtype": str(self.rows_dtype).removeprefix("torch."),
             "cells": cells,
             **{name: tensor for name, tensor in tensors.items() if tensor is not None},
@@ -129,6 +137,7 @@ class GramSum:
         own = cls(dtype)
         groups, rows, d = state["shape"]
         own._shape = (groups, rows, d)
+        own._mass = state.get("mass", rows)  # older states have no weights
         own._rows_dtype = getattr(torch, state["dtype"])
         own._gram, own._total = state.get("gram"), state.get("total")
         own._energy = state.get("energy")
@@ -156,15 +165,15 @@ def gram_with_bias(rows: Rows | GramSum, *, weight: bool = True, bias: bool = Tr
     Returns:
         ``[groups, D, D]`` with ``D = d * weight + bias``.
     """
-    groups, count, d = rows.shape
+    groups, _, d = rows.shape
     if not bias:
         return rows.gram()
     total = rows.total()
     if not weight:
-        return total.new_full((groups, 1, 1), count)
+        return total.new_full((groups, 1, 1), rows.mass)
     G = total.new_empty(groups, d + 1, d + 1)
     G[:, :d, :d] = rows.gram()
     G[:, :d, d] = total
     G[:, d, :d] = total
-    G[:, d, d] = count
+    G[:, d, d] = rows.mass
     return G

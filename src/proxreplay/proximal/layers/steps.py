@@ -51,6 +51,7 @@ class Part:
 
 
 EVERYTHING = (Part("all", float("inf")),)
+_Span = tuple[Part, int, int]  # of examples of one forward pass, in this process
 
 
 @dataclass(frozen=True)
@@ -60,19 +61,18 @@ class StepCall:
     Args:
         site: whose statistic it belongs to.
         member: which of the site's maps was called.
-        part: which examples.
+        parts: which examples; several only with rows that are weighed.
         rows: ``Z: [groups, rows, d]``; None if they were handed on before, with an earlier
             gradient.
-        gradient: ``[groups, rows, out]`` at the output; None where nobody knows its layout.
-        examples: how many.
+        gradients: ``[groups, rows, out]`` at the output, for every part; None where nobody knows
+            its layout.
     """
 
     site: Site
     member: Member
-    part: str
+    parts: tuple[Part, ...]
     rows: Rows | None
-    gradient: Tensor | None
-    examples: int
+    gradients: tuple[Tensor, ...] | None
 
 
 @dataclass
@@ -109,6 +109,8 @@ class StepWatch:
             the model's own predictions. The model's output is then ``[n, classes]`` logits, and its
             graph is gone back through at the end of every forward pass, without weight gradients.
         labels: from which labels are drawn.
+        widest: columns up to which rows of all parts are handed on together, each example
+            multiplied with the root of its weight.
         active: whether the step that is under way is to be looked at.
         instead: rows functions to use for these types, in place of the registered ones.
         verifier: looks at the first call of every layer.
@@ -120,6 +122,7 @@ class StepWatch:
     gradients: bool = False
     fisher: str = "loss"
     labels: torch.Generator | None = None
+    widest: int = 0
     active: Callable[[], bool] = lambda: True
     instead: Mapping[type[nn.Module], RowsFunction] = field(default_factory=dict)
     verifier: Verifier | None = None
@@ -340,22 +343,58 @@ class _Call:
         D = None if layout is None else layout(self.module, gradient)
         found = [(*three, None) for three in self.trusted] if self.seen else [*self._rows()]
         self.trusted = [(site, member, real) for site, member, real, _ in found]
-        n = self.forward.n
+        spans = [
+            (part, start, stop)
+            for part, *span in watch.split(self.forward)
+            for start, stop in [self.forward.share.span(*span)]
+            if start < stop  # else other processes have these examples
+        ]
         for site, member, real, rows in found:
-            for part, *span in watch.split(self.forward):
-                start, stop = self.forward.share.span(*span)
-                if start == stop:
-                    continue  # other processes have these examples
-                whole = (start, stop) == (0, n)
-                own = rows if rows is None or whole else rows.part(start, stop, n)
-                keep = real if real is None or whole else real[span_of(len(real), start, stop, n)]
-                if own is not None and keep is not None:
-                    own = own.only(keep)
-                if rows is not None and (own is None or own.shape[1] == 0):
-                    continue  # nobody can tell; or an expert that is given nothing to do
-                at = None if member.map or member.lookup else self._part(D, start, stop, keep)
-                watch.on_call(StepCall(site, member, part.name, own, at, stop - start))
+            at = None if member.map or member.lookup else D
+            together = self._weighed(site, rows, spans) if real is None else None
+            if together is not None:
+                deltas = [self._part(at, start, stop, None) for _, start, stop in spans]
+                known = tuple(one for one in deltas if one is not None)
+                gradients = known if len(known) == len(spans) else None
+                parts = tuple(part for part, _, _ in spans)
+                watch.on_call(StepCall(site, member, parts, together, gradients))
+                continue
+            for span in spans:
+                self._hand_on_part(site, member, real, rows, at, span)
         self.seen = True
+
+    def _weighed(self, site: Site, rows: Rows | None, spans: Sequence[_Span]) -> Rows | None:
+        """The rows of all parts, where they can be weighed in one matrix; None to part them."""
+        if len(spans) < 2 or rows is None or site.width(rows.shape[2]) > self.watch.widest:
+            return None
+        if site.mixed or sum(stop - start for _, start, stop in spans) < self.forward.n:
+            return None
+        return rows.weighed(
+            [part.weight for part, start, stop in spans for _ in range(start, stop)]
+        )
+
+    def _hand_on_part(
+        self,
+        site: Site,
+        member: Member,
+        real: Tensor | None,
+        rows: Rows | None,
+        D: Tensor | None,
+        span: _Span,
+    ) -> None:
+        """Rows and gradient of examples that count alike, without padding."""
+        part, start, stop = span
+        n = self.forward.n
+        whole = (start, stop) == (0, n)
+        own = rows if rows is None or whole else rows.part(start, stop, n)
+        keep = real if real is None or whole else real[span_of(len(real), start, stop, n)]
+        if own is not None and keep is not None:
+            own = own.only(keep)
+        if rows is not None and (own is None or own.shape[1] == 0):
+            return  # nobody can tell; or an expert that is given nothing to do
+        delta = self._part(D, start, stop, keep)
+        gradients = None if delta is None else (delta,)
+        self.watch.on_call(StepCall(site, member, (part,), own, gradients))
 
     def _rows(self) -> Iterator[tuple[Site, Member, Tensor | None, Rows | None]]:
         """The rows of every map, and which of them are no padding; None if all."""

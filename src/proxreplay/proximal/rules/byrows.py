@@ -15,17 +15,34 @@ from torch.nn import functional as F
 
 from proxreplay.proximal.layers.incoming import Awaited, IncomingWatch, WatchPlan
 from proxreplay.proximal.rules.layerwise import Treatment
-from proxreplay.proximal.shrinkage.forms import Shrinkage
+from proxreplay.proximal.shrinkage.forms import DenseShrinkage, Shrinkage
 from proxreplay.proximal.shrinkage.rowspace import RowShrinkage
 from proxreplay.proximal.shrinkage.twosided import SidesShrinkage
 
 MANY_OUTPUTS = 128  # from here on, both sides by few rows cost less than by as many outputs
 
 
-def plan_rows(model: nn.Module, treatments: Mapping[str, Treatment]) -> WatchPlan:
-    """What to watch: wide Linear layers with few rows, and those with two sides."""
-    wide = WatchPlan.of(model, [t.site for t in treatments.values() if _is_by_rows(t.factor)])
-    return WatchPlan(tuple(one for one in wide.layers if isinstance(one[1], nn.Linear)), ())
+def plan_rows(
+    model: nn.Module, treatments: Mapping[str, Treatment], *, dense: bool = False
+) -> WatchPlan:
+    """What to watch: wide Linear layers with few rows, and those with two sides.
+
+    Args:
+        model: as `unwrap` gives it.
+        treatments: by site.
+        dense: whether to watch those with a dense factor too, if they have many outputs.
+    """
+    sites = [t.site for t in treatments.values() if _is_by_rows(t.factor) or _is_dense(t.factor)]
+    found = [
+        one
+        for one in WatchPlan.of(model, sites).layers
+        if isinstance(one[1], nn.Linear)
+        and (
+            _is_by_rows(treatments[one[0].name].factor)
+            or (dense and one[1].out_features >= MANY_OUTPUTS)
+        )
+    ]
+    return WatchPlan(tuple(found), ())
 
 
 def calls_of(
@@ -41,7 +58,7 @@ def calls_of(
         if isinstance(factor, SidesShrinkage):  # a head that has grown is left to others
             lost = lost or any(one.delta.shape[-1] != factor.left.shape[1] for one in own)
         many = any(one.delta.numel() > one.delta.shape[-1] ** 2 for one in own)
-        if own and not (lost or many) and _is_by_rows(factor):
+        if own and not (lost or many):
             found[name] = own
     return found
 
@@ -85,6 +102,10 @@ def add_(gradients: Sequence[Tensor | None], D: Tensor, Z: Tensor, share: float)
             own.addmv_(D.T, Z[:, -1], alpha=share)
         if own is not part:
             part.copy_(own)
+
+
+def _is_dense(factor: Shrinkage) -> bool:
+    return isinstance(factor, DenseShrinkage) and factor.groups == 1
 
 
 def _is_by_rows(factor: Shrinkage) -> bool:

@@ -148,12 +148,9 @@ class IncomingRule(StepwiseRule):
     def _found_scale(self) -> float:
         """How much larger gradients were in the watched passes than they are now.
 
-        A loss scale (`torch.amp.GradScaler`) and clipping by norm are followed. With several
-        processes nothing is told: the mean over them is another gradient than each one's own.
+        A loss scale (`torch.amp.GradScaler`) and clipping by norm are followed.
         """
-        if not self.processes.alone:
-            return 1.0
-        ratio, proportional = self._watch_plan()[1].ratio()
+        ratio, proportional = self._watch_plan()[1].ratio(self.processes)
         if proportional and 0 < ratio < math.inf:
             return ratio if abs(ratio - 1) > NEAR else 1.0
         if not 1 / MOST_CHANGED < abs(ratio) < MOST_CHANGED:

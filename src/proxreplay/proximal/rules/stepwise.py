@@ -198,7 +198,7 @@ class StepwiseRule(GramRule):
         """Look at the rows of layers that are multiplied by them; None if there are none."""
         model = unwrap(self.model)
         if self._row_plan is None or self._row_plan[0] is not self._treatments:
-            plan = plan_rows(model, self._treatments)
+            plan = plan_rows(model, self._treatments, dense=self._sums is not None)
             witness = ScaleWitness(model, {site.name: site for site, _, _ in plan.layers})
             self._row_plan, self._rows = (self._treatments, plan, witness), []
         _, plan, witness = self._row_plan
@@ -216,7 +216,7 @@ class StepwiseRule(GramRule):
         """
         watched, self._rows = self._rows, []
         if watched and self._row_plan is not None:
-            ratio, proportional = self._row_plan[2].ratio()
+            ratio, proportional = self._row_plan[2].ratio(self.processes)
             watched = watched if proportional and abs(ratio - 1) <= NEAR else []
         done = set()
         for name, calls in (calls_of(watched, self._treatments) if watched else {}).items():
@@ -263,6 +263,7 @@ class StepwiseRule(GramRule):
             gradients=self._gradients,
             fisher=self._fisher,
             labels=self._labels,
+            widest=self.max_dim,
             active=lambda: sums.looking,
             instead=self._source.instead,
             verifier=self._verifier,
@@ -288,7 +289,7 @@ class StepwiseRule(GramRule):
         """The end of a step: its sums join the window, and a full window makes new factors."""
         watch, scale = self._watch, 1.0
         if self._witness is not None:
-            scale = self._witness.scale()
+            scale = self._witness.scale(self.processes)
         if watch is None:
             sums.end_step({}, ())
         else:

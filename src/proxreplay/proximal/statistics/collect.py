@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from proxreplay.errors import RefreshError
 from proxreplay.proximal.gram.patches import PatchRows
-from proxreplay.proximal.gram.rows import DenseRows, Rows, widened
+from proxreplay.proximal.gram.rows import DenseRows, Roots, Rows, widened
 from proxreplay.proximal.gram.scratch import reusing
 from proxreplay.proximal.gram.sums import GramSum, gram_with_bias
 from proxreplay.proximal.layers.calling import Caller
@@ -230,10 +230,13 @@ class _SiteSum:
         count = sum(one.shape[1] for one in some)
         if not all(map(self._may_stay, some)) or count > most_rows(self._width(some[0])):
             return None
-        Z = widened(torch.cat([one.dense() for one in some], dim=1))
+        rows = some[0].joined(some[1:])
+        Z = widened(rows.dense())
         if self.site.biases:
             Z = F.pad(Z, (0, 1), value=float(bias is not None))
-        return FewRows.of(Z, some[0].shape[2])
+            if bias is not None and isinstance(rows, DenseRows) and rows.roots is not None:
+                Z[:, :, -1] = rows.roots.each
+        return replace(FewRows.of(Z, some[0].shape[2]), rows=rows.mass)
 
     def _add(self, bias: int | None, rows: Rows) -> GramSum:
         if bias not in self.sums:
@@ -282,8 +285,8 @@ class _SiteSum:
             bias: gram_with_bias(added, weight=self.site.weight is not None, bias=bias is not None)
             for bias, added in self.sums.items()
         }
-        shapes = [added.shape for added in self.sums.values()]
-        width = self.site.width(shapes[0][2])
+        d = next(iter(self.sums.values())).shape[2]
+        width = self.site.width(d)
         first = next(iter(grams.values()))
         if len(grams) > 1 or first.shape[1] < width:
             total = first.new_zeros(len(first), width, width)
@@ -291,7 +294,7 @@ class _SiteSum:
                 _add_columns_(total, G, self.site, bias)
             first = total
         return Statistic(
-            first, shapes[0][2], sum(rows for _, rows, _ in shapes), samples, self.dtype
+            first, d, sum(added.mass for added in self.sums.values()), samples, self.dtype
         )
 
 
@@ -362,10 +365,11 @@ def _bias(key: int) -> int | None:
 def rows_from_state(state: Mapping[str, Any]) -> Rows:
     """Rows that wait, from what their ``state()`` gave."""
     if "Z" in state:
-        return DenseRows(state["Z"])
+        return DenseRows(state["Z"], Roots.from_state(state))
     padding = tuple((before, after) for before, after in state["padding"])
     kernel, stride, dilation = (tuple(state[key]) for key in ("kernel", "stride", "dilation"))
-    return PatchRows(state["x"], kernel, stride, dilation, state["groups"], padding)
+    geometry = (kernel, stride, dilation, state["groups"], padding)
+    return PatchRows(state["x"], *geometry, Roots.from_state(state))
 
 
 def _does_not_add_up(call: Call) -> RefreshError:

@@ -35,10 +35,14 @@ from proxreplay.proximal.statistics.statistic import Statistic
 
 @dataclass
 class _Outputs:
-    """``sum g g'`` of one site and part in one step, and over how many rows."""
+    """``sum_p w_p sum g g'`` of one site in one step, over how many rows, and of which parts."""
 
     gram: Tensor
     rows: int
+    parts: frozenset[str]
+
+
+TOGETHER = "together"  # rows of all parts, weighed
 
 
 class StepSums:
@@ -62,7 +66,7 @@ class StepSums:
         self.steps = 0  # of all
         self.looked = 0  # at so many of them
         self._clear()
-        self._step_outputs: dict[tuple[str, str], _Outputs] = {}
+        self._step_outputs: dict[str, _Outputs] = {}
 
     def _clear(self) -> None:
         self.in_window = 0
@@ -88,23 +92,29 @@ class StepSums:
     def add(self, call: StepCall) -> None:
         """Take a call of the step under way."""
         if call.rows is not None:
-            if call.part not in self._collectors:
+            name = call.parts[0].name if len(call.parts) == 1 else TOGETHER
+            if name not in self._collectors:
                 collector = GramCollector(self.max_dim, sketch=self.sketch, wait=True)
-                self._collectors[call.part] = collector
+                self._collectors[name] = collector
             try:
-                self._collectors[call.part].add(Call(call.site, call.member, call.rows, 0))
+                self._collectors[name].add(Call(call.site, call.member, call.rows, 0))
             except RefreshError as error:  # a training step must not fail for it
                 self._broken = str(error)
-        if call.gradient is None:
+        if call.gradients is None:
             self._blind.add(call.site.name)
             return
-        gram, rows = gradient_gram(call.gradient), call.gradient.shape[1]
-        rows = rows if call.rows is not None else 0  # counted before
-        key = (call.site.name, call.part)
-        before = self._step_outputs.get(key)
+        before = self._step_outputs.get(call.site.name)
+        gram = None if before is None else before.gram
+        for part, D in zip(call.parts, call.gradients, strict=True):
+            more = gradient_gram(D)
+            more = more if part.weight == 1 else more.mul_(part.weight)
+            gram = more if gram is None else gram.add_(more)
+        assert gram is not None
+        rows = sum(D.shape[1] for D in call.gradients) if call.rows is not None else 0
+        parts = frozenset(part.name for part in call.parts)
         if before is not None:
-            gram, rows = gram + before.gram, rows + before.rows
-        self._step_outputs[key] = _Outputs(gram, rows)
+            rows, parts = rows + before.rows, parts | before.parts
+        self._step_outputs[call.site.name] = _Outputs(gram, rows, parts)
 
     def drop_window(self) -> None:
         """Forget the window, because a step of it was not made."""
@@ -138,32 +148,22 @@ class StepSums:
         for name, n in examples.items():
             self._examples[name] += n
             self._weighted[name] += n * weights[name]
-        self._add_outputs(outputs, examples, weights, scale, own)
+        total = sum(n * weights[name] for name, n in examples.items())
+        N = 1 if self.per_example else sum(examples.values())
+        self._add_outputs(outputs, N**2 / (total * scale**2), own)
 
     def _add_outputs(
-        self,
-        outputs: Mapping[tuple[str, str], _Outputs],
-        examples: Mapping[str, int],
-        weights: Mapping[str, float],
-        scale: float,
-        own: Mapping[str, int],
+        self, outputs: Mapping[str, _Outputs], factor: float, own: Mapping[str, int]
     ) -> None:
         """``B`` of a step, unless a gradient is not finite."""
         if not outputs:
             return
-        N = 1 if self.per_example else sum(examples.values())
-        total = sum(n * weights[name] for name, n in examples.items())
         traces = [one.gram.diagonal(dim1=1, dim2=2).sum() for one in outputs.values()]
         if not math.isfinite(float(torch.stack([t.double().cpu() for t in traces]).sum())):
             return
-        by_site: defaultdict[str, list[tuple[str, _Outputs]]] = defaultdict(list)
-        for (site, part), one in outputs.items():
-            by_site[site].append((part, one))
-        for site, found in by_site.items():
-            positions = sum(one.rows for _, one in found) / sum(own[p] for p, _ in found)
-            factor = N**2 / (positions * total * scale**2)
-            B = sum((one.gram * (weights[p] * factor) for p, one in found[1:]),
-                    start=found[0][1].gram * (weights[found[0][0]] * factor))  # fmt: skip
+        for site, one in outputs.items():
+            positions = one.rows / sum(own[part] for part in one.parts)
+            B = one.gram * (factor / positions)
             before, steps = self._B.get(site, (None, 0))
             self._B[site] = (B if before is None else _grown(before, B) + B, steps + 1)
 
@@ -179,12 +179,13 @@ class StepSums:
         self._clear()
         if broken is not None:
             raise RefreshError(broken)
-        parts = [(name, one.finish(examples[name])) for name, one in collectors]
+        parts = [(name, one.finish(examples.get(name, own))) for name, one in collectors]
         n, total = sum(examples.values()), sum(weighted.values())
         self.mean_weight = total / n
         joined: dict[str, Statistic | Sketch] = {}
         for name, statistics in parts:
-            share = weighted[name] / examples[name] * n / total
+            inside = name == TOGETHER  # the weights are
+            share = n / total if inside else weighted[name] / examples[name] * n / total
             for site, one in statistics.items():
                 before: Any = joined.get(site)
                 if before is None and share == 1.0:
