@@ -50,7 +50,7 @@ def test_later_steps_take_hardly_a_page_from_the_system() -> None:
     assert count < 10_000  # of 117,000
 
 
-def test_a_setting_of_the_user_is_heeded() -> None:
+def test_a_setting_of_the_user_is_respected() -> None:
     told, count = pages(MALLOC_TRIM_THRESHOLD_="131072")
     assert told == "False"
     assert count > 50_000

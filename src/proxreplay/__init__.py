@@ -6,7 +6,7 @@ from proxreplay.lazy import lazy_names
 
 if TYPE_CHECKING:
     from proxreplay.batch import Batch
-    from proxreplay.evaluation import prequential
+    from proxreplay.evaluation.prequential import prequential
     from proxreplay.proximal import LPR, KroneckerLPR, register_layer
     from proxreplay.replay import (
         EMA,

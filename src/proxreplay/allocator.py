@@ -14,7 +14,7 @@ def keep_freed_memory() -> bool:
 
     By default glibc returns it, and the system fills thousands of pages with zeros again in the
     next step. The process then stays as large as it once was, so this is for processes that do
-    nothing but train: the command line, not the library. Who has set it differently is heeded.
+    nothing but train: the command line, not the library. Existing malloc settings are respected.
 
     Returns:
         Whether there was such a C library to tell.

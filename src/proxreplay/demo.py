@@ -6,7 +6,8 @@ from pathlib import Path
 
 from proxreplay.experiments.engines import Job
 from proxreplay.experiments.recipes import find_method
-from proxreplay.experiments.results import read_run, write_text
+from proxreplay.experiments.results import read_run
+from proxreplay.files import write_text
 from proxreplay.report.grouping import read_study
 from proxreplay.report.page import write_report
 from proxreplay.report.plots import over_time, save

@@ -6,12 +6,7 @@ from typing import Any
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module-level ``__getattr__`` that imports each name from its home on first use.
-
-    Args:
-        package: the ``__name__`` of the package.
-        homes: by name, the module that defines it.
-    """
+    """A module's ``__getattr__`` that imports each name on first use, from its home."""
 
     def getattr_(name: str) -> Any:
         if name not in homes:

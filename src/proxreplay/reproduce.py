@@ -10,7 +10,7 @@ from proxreplay.errors import InputError
 from proxreplay.evaluation import Estimate
 from proxreplay.evaluation.measures import MAIN
 from proxreplay.experiments.jobs import Block
-from proxreplay.experiments.results import write_text
+from proxreplay.files import write_text
 from proxreplay.report.grouping import Section, read_study
 from proxreplay.report.plots import FIGURES, save
 from proxreplay.report.tables import main_table, to_markdown
@@ -21,18 +21,12 @@ UNLIMITED = None
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A table or figure of the paper.
+    """A table or figure of the paper."""
 
-    Args:
-        name: as users write it.
-        about: one line.
-        blocks: what has to be run.
-        figures: which of `FIGURES` to draw, by file name.
-    """
-
-    name: str
-    about: str
-    blocks: tuple[Block, ...]
+    name: str  # as users write it
+    about: str  # one line
+    blocks: tuple[Block, ...]  # what has to be run
+    # which of `FIGURES` to draw, by file name
     figures: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -129,19 +123,12 @@ def find_reproduction(name: str) -> Reproduction:
 
 @dataclass(frozen=True)
 class Beside:
-    """One of our numbers beside the paper's.
+    """One of our numbers beside the paper's."""
 
-    Args:
-        row: benchmark, memory, method.
-        measure: Acc, AAA or WC-Acc.
-        ours: mean and standard error over our seeds.
-        paper: the paper's.
-    """
-
-    row: str
-    measure: str
-    ours: Estimate
-    paper: Estimate
+    row: str  # benchmark, memory, method
+    measure: str  # Acc, AAA or WC-Acc
+    ours: Estimate  # mean and standard error over our seeds
+    paper: Estimate  # the paper's
 
     @property
     def standard_errors(self) -> float:

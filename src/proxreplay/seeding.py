@@ -26,10 +26,7 @@ def generator(seed: int, purpose: str) -> torch.Generator:
 def seeded(seed: int, purpose: str, device: torch.device | None = None) -> Iterator[None]:
     """Run torch code that only knows the global generators, and leave those as they were.
 
-    Args:
-        seed: see `derive_seed`.
-        purpose: see `derive_seed`.
-        device: the only one that is used beside the CPU; None for all there are.
+    ``device`` is the only one that is used beside the CPU; None for all there are.
     """
     own = derive_seed(seed, purpose)
     if device is None:

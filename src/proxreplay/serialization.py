@@ -112,11 +112,7 @@ def to_bytes(parts: Mapping[str, Any]) -> bytes:
 
 
 def from_bytes(data: bytes, what: str = "bytes") -> dict[str, Any]:
-    """The state in the bytes of `to_bytes`.
-
-    Args:
-        data: from `to_bytes`.
-        what: names them in errors.
+    """The state in the bytes of `to_bytes`; ``what`` names them in errors.
 
     Raises:
         CheckpointError: they are damaged, or of a version this one cannot read.

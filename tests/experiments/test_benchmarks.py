@@ -21,7 +21,7 @@ SHAPES = {  # channels, size, classes, domains, training images
     "online-clear": (3, 224, 11, tuple("0123456789"), 33_000),
     "domain-pacs": (3, 64, 7, ("photo", "art_painting", "cartoon", "sketch"), 8000),
 }
-COUNTS = {  # tasks, stream batches a task, trained ones, SGD steps in all
+COUNTS = {  # tasks, stream batches per task, trained ones, SGD steps in all
     "split-cifar100": (20, 238, 237, 14_220),
     "split-tinyimagenet": (20, 475, 475, 85_500),
     "online-clear": (10, 314, 313, 31_300),
@@ -44,7 +44,7 @@ def of_shape(name: str) -> Dataset:
 
 
 def counts(benchmark, data):
-    stream = benchmark.stream(data, seed=0)
+    stream = benchmark.scenario.stream(data, seed=0)
     batches = torch.bincount(torch.tensor([stream.task_at(p) for p in range(len(stream))]))
     tasks = len(stream.tasks)
     assert batches.unique().numel() == 1
@@ -62,7 +62,7 @@ def test_all_benchmarks_of_the_issue_are_declared():
 @EVERY
 def test_data_stream_transform_and_network_fit_together(name):
     benchmark, data = find_benchmark(name), of_shape(name)
-    batch = next(benchmark.stream(data, seed=0, batch_size=4))
+    batch = next(benchmark.scenario.stream(data, seed=0, batch_size=4))
     view = benchmark.transform(batch.inputs, torch.Generator().manual_seed(0))
     assert view.shape == batch.inputs.shape
     classes = len(data.classes)
@@ -87,7 +87,7 @@ def test_counts_of_the_protocol(name):
 
 
 def test_pacs_domains_come_from_photographs_to_sketches():
-    stream = find_benchmark("domain-pacs").stream(of_shape("domain-pacs"), seed=3)
+    stream = find_benchmark("domain-pacs").scenario.stream(of_shape("domain-pacs"), seed=3)
     assert [t.name for t in stream.tasks] == ["photo", "art_painting", "cartoon", "sketch"]
 
 

@@ -4,6 +4,7 @@ import torch
 
 from proxreplay.data import IID, Examples
 from proxreplay.errors import InputError
+from proxreplay.experiments.build import build_network
 from proxreplay.experiments.configure import configure
 from proxreplay.experiments.custom import custom, fitting_transform
 from proxreplay.experiments.run import run
@@ -23,7 +24,7 @@ def folder(tmp_path, prefixes, size=(32, 32), per_class=15):
 
 def learn_a_little(benchmark):
     data = benchmark.load()
-    stream = benchmark.stream(data, seed=0)
+    stream = benchmark.scenario.stream(data, seed=0)
     learner = Learner(benchmark.network(), transform=benchmark.transform, steps_per_batch=1)
     for _, batch in zip(range(2), stream, strict=False):
         learner.learn(batch.inputs, batch.labels)
@@ -33,13 +34,13 @@ def learn_a_little(benchmark):
 @pytest.mark.parametrize("size", [(32, 32), (8, 8)], ids=["resnet", "cnn"])
 def test_a_folder_of_images_with_tasks_learns_without_code(tmp_path, size):
     benchmark = custom(folder(tmp_path, "abcd", size), tasks=2)
-    assert len(benchmark.stream(benchmark.load(), seed=0).tasks) == 2
+    assert len(benchmark.scenario.stream(benchmark.load(), seed=0).tasks) == 2
     assert len(learn_a_little(benchmark)) == 6
 
 
 def test_a_folder_with_domains_needs_no_tasks(tmp_path):
     benchmark = custom(folder(tmp_path, ["old/a", "old/b", "new/a", "new/b"], (8, 8)))
-    stream = benchmark.stream(benchmark.load(), seed=0)
+    stream = benchmark.scenario.stream(benchmark.load(), seed=0)
     assert [task.name for task in stream.tasks] == ["new", "old"]
 
 
@@ -58,11 +59,10 @@ def test_without_tasks_and_domains_it_says_what_to_give(tmp_path):
 
 
 def test_another_scenario_and_network_can_be_named(tmp_path):
-    benchmark = custom(
-        folder(tmp_path, "ab", (8, 8)), scenario=IID(), network="proxreplay.models:small_cnn"
-    )
-    assert len(benchmark.stream(benchmark.load(), seed=0).tasks) == 1
-    assert benchmark.network(2)[0].in_channels == 3
+    benchmark = custom(folder(tmp_path, "ab", (8, 8)), scenario=IID())
+    assert len(benchmark.scenario.stream(benchmark.load(), seed=0).tasks) == 1
+    config = configure("custom", "er", {"network": "proxreplay.models:mlp"})
+    assert build_network(config, benchmark, benchmark.load())[1].in_features == 3 * 8 * 8
 
 
 def test_the_transform_normalises_what_it_was_fitted_to():

@@ -43,6 +43,16 @@ def test_a_plain_run_has_no_refreshes() -> None:
     assert dict(planned.described())["tasks"] == "5"
 
 
+@pytest.mark.parametrize(
+    "values",
+    [{"refresh.every": 1, "stream.short_last": "train"}, {"capacity": 1}],
+    ids=["every batch refreshes", "a memory of one"],
+)
+def test_the_calibration_finds_something_to_time(values: dict[str, object]) -> None:
+    planned = plan(configure("split-digits", "lpr-er", QUICK, values))
+    assert min(planned.seconds["learning"], planned.seconds["refreshing"]) > 0
+
+
 def test_a_rule_that_learns_from_steps_has_no_refreshes() -> None:
     planned = plan(configure("split-digits", "klpr-er", QUICK))
     assert planned.refreshes == 0

@@ -12,7 +12,8 @@ from proxreplay.experiments.benchmarks import BENCHMARKS
 from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.configure import configure
 from proxreplay.experiments.recipes import METHODS
-from proxreplay.experiments.results import read_lines, summarise, write_result, write_text
+from proxreplay.experiments.results import read_lines, summarise
+from proxreplay.files import write_json, write_text
 
 
 def write_run(
@@ -51,7 +52,7 @@ def write_run(
         write_text(folder / "timings.jsonl", "".join(json.dumps(r) + "\n" for r in lines))
     if complete:
         stored = read_lines(folder / "records.jsonl")
-        write_result(folder / "result.json", summarise(stored, config.eval_every))
+        write_json(folder / "result.json", summarise(stored, config.eval_every).to_json())
     return folder
 
 

@@ -50,6 +50,16 @@ def test_labels_say_what_is_unset_as_users_write_it_and_leave_out_what_does_noth
     ]
 
 
+def test_lpr_without_numbers_is_not_the_paper_s_and_can_be_reported(tmp_path: Path) -> None:
+    """It has no beta; looking for one ended the report, in every other process (set order)."""
+    whole = {"benchmark": "split-cifar100", "settings": {"capacity": 2000}}
+    write_run(tmp_path / "paper", "lpr-er", **whole)
+    whole["settings"] = {"capacity": 2000, "lpr.omega_0": None}
+    write_run(tmp_path / "own", "lpr-er", **whole)
+    (section,) = read_study([tmp_path]).sections
+    assert [section.as_in_the_paper(group) for group in section.groups] == [True, False]
+
+
 def test_benchmarks_and_memories_make_sections(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", settings={"capacity": 100})

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from proxreplay.cli.options import DataRoot
+from proxreplay.cli.options import DataRoot, flag, option
 
 app = typer.Typer(
     help="Get data sets and see what is there.", no_args_is_help=True, rich_markup_mode="rich"
@@ -15,9 +15,7 @@ app = typer.Typer(
 def fetch(
     name: Annotated[str, typer.Argument(help="See: proxreplay data check")],
     data_root: DataRoot = None,
-    mirror: Annotated[
-        str | None, typer.Option(metavar="URL", help="Another source of the same files.")
-    ] = None,
+    mirror: Annotated[str | None, option("URL", "Another source of the same files.")] = None,
 ) -> None:
     """Download a data set; interrupted downloads go on, and only the published file is kept."""
     from rich.console import Console
@@ -43,9 +41,7 @@ def fetch(
 @app.command(epilog="Example: proxreplay data check --full")
 def check(
     data_root: DataRoot = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="Read everything, compare checksums.")
-    ] = False,
+    full: Annotated[bool, flag("--full", "Read everything, compare checksums.")] = False,
 ) -> None:
     """Say for every data set what is there, where it was looked for, and how to get it."""
     from rich.console import Console

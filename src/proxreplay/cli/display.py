@@ -16,13 +16,7 @@ SECONDS_BETWEEN_LINES = 30.0
 
 
 class StudyDisplay:
-    """One line for the study and one for every run at work; plain lines where there is no terminal.
-
-    Args:
-        console: where to.
-        runs: how many runs there will be.
-        clock: seconds, for plain lines now and then.
-    """
+    """A line for the study and one for every run at work; plain lines without a terminal."""
 
     def __init__(
         self, console: Console, runs: int, clock: Callable[[], float] = time.monotonic

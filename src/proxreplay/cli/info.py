@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxreplay.cli.options import DataRoot, benchmark_names, method_names
+from proxreplay.cli.options import DataRoot, benchmark_names, flag, method_names, option
 from proxreplay.errors import InputError
 
 if TYPE_CHECKING:
@@ -13,12 +13,10 @@ if TYPE_CHECKING:
 
     from proxreplay.experiments.config import RunConfig
 
-OnBenchmark = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME", help="Show the settings on this benchmark.", autocompletion=benchmark_names
-    ),
-]
+_ON_BENCHMARK = option(
+    "NAME", "Show the settings on this benchmark.", autocompletion=benchmark_names
+)
+OnBenchmark = Annotated[str, _ON_BENCHMARK]
 
 
 def benchmarks(data_root: DataRoot = None) -> None:
@@ -144,14 +142,9 @@ def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders of runs.")],
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Default: report.html in the first folder. With .md, .tex or .csv: the tables.",
-        ),
+        option("FILE", "Default: report.html in the first folder. With .md, .tex or .csv: tables."),
     ] = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Keep it current while runs go on.")
-    ] = False,
+    watch: Annotated[bool, flag("--watch", "Keep it current while runs go on.")] = False,
 ) -> None:
     """Write one self-contained HTML page about all runs in the folders, or their tables."""
     from proxreplay.cli.text import say, terminal
@@ -181,8 +174,8 @@ def report(
 def figure(
     name: Annotated[str, typer.Argument(help="Such as accuracy, tasks, time, appendix, figure-1.")],
     folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders of runs.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the pictures go.")] = Path("."),
-    ending: Annotated[str, typer.Option(metavar="EXT", help="png, pdf or svg.")] = "png",
+    out: Annotated[Path, option("DIR", "Where the pictures go.")] = Path("."),
+    ending: Annotated[str, option("EXT", "png, pdf or svg.")] = "png",
 ) -> None:
     """Draw one figure from the runs in the folders, a picture for each stream and memory."""
     from proxreplay.cli.text import say, terminal

@@ -40,56 +40,50 @@ def method_names() -> list[str]:
     return [*METHODS]
 
 
+def option(metavar: str, help: str, *names: str, **more: Any) -> Any:
+    """An option that takes a value."""
+    return typer.Option(*names, metavar=metavar, help=help, **more)
+
+
+def number(help: str, **more: Any) -> Any:
+    """An option that takes a whole number, of at least 1 unless another ``min`` is given."""
+    return option("N", help, **{"min": 1, **more})
+
+
+def flag(name: str, help: str) -> Any:
+    """An option that is given or not."""
+    return typer.Option(name, help=help)
+
+
 Benchmark = Annotated[
     str, typer.Argument(help="See: proxreplay benchmarks", autocompletion=benchmark_names)
 ]
-MethodName = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help=f"See: proxreplay methods. Default: {DEFAULT_METHOD}",
-        autocompletion=method_names,
-    ),
-]
-DataRoot = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", envvar="PROXREPLAY_DATA", help="Where the data sets are."),
-]
-Trust = Annotated[bool, typer.Option("--trust", help="Execute a network's code that a file names.")]
-Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Where everything is written.")]
+_METHODS = f"See: proxreplay methods. Default: {DEFAULT_METHOD}"
+MethodName = Annotated[str | None, option("NAME", _METHODS, autocompletion=method_names)]
+_DATA_ROOT = option("DIR", "Where the data sets are.", envvar="PROXREPLAY_DATA")
+DataRoot = Annotated[Path | None, _DATA_ROOT]
+Trust = Annotated[bool, flag("--trust", "Execute a network's code that a file names.")]
+Out = Annotated[Path | None, option("DIR", "Where everything is written.")]
 
 
 @dataclass(frozen=True)
 class Settings:
     """Options that decide what runs compute."""
 
-    memory: Annotated[int | None, typer.Option(metavar="N", help="Examples remembered.", min=1)] = (
-        None
-    )
-    eval_every: Annotated[
-        int | None, typer.Option(metavar="N", help="Batches between evaluations.", min=1)
-    ] = None
-    threads: Annotated[
-        int | None, typer.Option(metavar="N", help="CPU threads per run.", min=1)
-    ] = None
-    data: Annotated[
-        str | None, typer.Option(metavar="PATH", help="custom: a folder, zip or .npz of your own.")
-    ] = None
-    tasks: Annotated[
-        int | None, typer.Option(metavar="N", help="Tasks to split it into.", min=1)
-    ] = None
+    memory: Annotated[int | None, number("Examples remembered.")] = None
+    eval_every: Annotated[int | None, number("Batches between evaluations.")] = None
+    threads: Annotated[int | None, number("CPU threads per run.")] = None
+    data: Annotated[str | None, option("PATH", "custom: a folder, zip or .npz of your own.")] = None
+    tasks: Annotated[int | None, number("Tasks to split it into.")] = None
     prequential: Annotated[
-        bool, typer.Option("--prequential", help="Also predict every batch before it is learned.")
+        bool, flag("--prequential", "Also predict every batch before it is learned.")
     ] = False
     sets: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Any setting; repeatable. See: proxreplay settings"
-        ),
+        option("KEY=VALUE", "Any setting; repeatable. See: proxreplay settings", "--set"),
     ] = None
     config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Settings, such as another run's config.yaml."),
+        Path | None, option("FILE", "Settings, such as another run's config.yaml.")
     ] = None
     trust: Trust = False
 
@@ -141,12 +135,9 @@ class How:
     """Options that decide how runs are made; none of them changes what runs compute."""
 
     data_root: DataRoot = None
-    checkpoint_every: Annotated[
-        int, typer.Option(metavar="N", help="Batches between checkpoints.", min=1)
-    ] = CHECKPOINT_EVERY
+    checkpoint_every: Annotated[int, number("Batches between checkpoints.")] = CHECKPOINT_EVERY
     track: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="tensorboard, wandb, mlflow; repeatable."),
+        list[str] | None, option("NAME", "tensorboard, wandb, mlflow; repeatable.")
     ] = None
 
     def options(self) -> "RunOptions":
@@ -162,22 +153,11 @@ class Where:
 
     jobs: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            help="Runs at a time. Default: 1; with ray, as many as fit.",
-            min=1,
-            max=MAX_JOBS,
-        ),
+        number("Runs at a time. Default: 1; with ray, as many as fit.", max=MAX_JOBS),
     ] = None
-    engine: Annotated[str, typer.Option(metavar="NAME", help="local (processes here), or ray.")] = (
-        "local"
-    )
+    engine: Annotated[str, option("NAME", "local (processes here), or ray.")] = "local"
     address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Of a Ray cluster to join, or auto. Default: a local Ray.",
-        ),
+        str | None, option("ADDRESS", "Of a Ray cluster to join, or auto. Default: a local Ray.")
     ] = None
 
     def make_engine(self) -> "Engine":

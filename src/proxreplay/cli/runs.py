@@ -16,6 +16,9 @@ from proxreplay.cli.options import (
     Settings,
     Trust,
     Where,
+    flag,
+    number,
+    option,
     parse_grid,
     parse_methods,
     parse_seeds,
@@ -32,13 +35,11 @@ if TYPE_CHECKING:
     from proxreplay.experiments.results import StoredRun
 
 _SETTINGS, _HOW, _WHERE = Settings(), How(), Where()  # `spread` fills them from the command line
-Seeds = Annotated[str, typer.Option(metavar="SEEDS", help="Such as 0-4, or 0,2,5.")]
+Seeds = Annotated[str, option("SEEDS", "Such as 0-4, or 0,2,5.")]
 
 
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where everything is written.")] = Path(
-        "runs/demo"
-    ),
+    out: Annotated[Path, option("DIR", "Where everything is written.")] = Path("runs/demo"),
     seeds: Annotated[int, typer.Option(help="Runs of each method.", min=2, max=1000)] = 5,
 ) -> None:
     """Compare plain replay, LPR and LPR averaged on bundled digits: a table and a picture."""
@@ -58,9 +59,7 @@ def demo(
 def run(
     benchmark: Annotated[str | None, typer.Argument(help="See: proxreplay benchmarks")] = None,
     method: MethodName = None,
-    seed: Annotated[
-        int | None, typer.Option(metavar="N", help="Of everything random. Default: 0", min=0)
-    ] = None,
+    seed: Annotated[int | None, number("Of everything random. Default: 0", min=0)] = None,
     settings: Settings = _SETTINGS,
     how: How = _HOW,
     out: Out = None,
@@ -158,11 +157,9 @@ def compare(
 @spread
 def sweep(
     benchmark: Benchmark,
-    grid: Annotated[
-        list[str], typer.Option(metavar="KEY=V1,V2", help="Repeatable; or: --grid paper")
-    ],
+    grid: Annotated[list[str], option("KEY=V1,V2", "Repeatable; or: --grid paper")],
     method: MethodName = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="The seed that selects.", min=0)] = 0,
+    seed: Annotated[int, number("The seed that selects.", min=0)] = 0,
     settings: Settings = _SETTINGS,
     how: How = _HOW,
     where: Where = _WHERE,
@@ -222,16 +219,10 @@ def reproduce(
     what: Annotated[
         str, typer.Argument(help="table1-3, unlimited, projections, sensitivity, figure1-2")
     ],
-    rows: Annotated[
-        str | None, typer.Option(metavar="METHODS", help="Only these, comma-separated.")
-    ] = None,
-    benchmark: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only this benchmark.")
-    ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(metavar="SEEDS", help="Such as 0-2; default: as the paper.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A smaller protocol.")] = False,
+    rows: Annotated[str | None, option("METHODS", "Only these, comma-separated.")] = None,
+    benchmark: Annotated[str | None, option("NAME", "Only this benchmark.")] = None,
+    seeds: Annotated[str | None, option("SEEDS", "Such as 0-2; default: as the paper.")] = None,
+    quick: Annotated[bool, flag("--quick", "A smaller protocol.")] = False,
     settings: Settings = _SETTINGS,
     how: How = _HOW,
     where: Where = _WHERE,
@@ -269,7 +260,8 @@ def make(planned: "Sequence[Job]", where: Where = _WHERE) -> None:
 
     engine, console = where.make_engine(), terminal(stderr=True)
     group = _process_group(planned, engine)
-    with stop_on_signals() as stop, StudyDisplay(console, len(planned)) as display, group:
+    # the group first: a signal ends a process that waits for the others
+    with group, stop_on_signals() as stop, StudyDisplay(console, len(planned)) as display:
         outcomes = engine.make(planned, stop, display.on_progress, display.on_outcome)
     for outcome in outcomes:
         if outcome.status == "complete":

@@ -34,30 +34,19 @@ _DAMAGED = (
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on what an archive may hold: above the largest set here, below a full disk.
+    """Bounds on what an archive may hold: above the largest set here, below a full disk."""
 
-    Args:
-        members: files and folders.
-        total_bytes: unpacked size of all files together.
-    """
-
-    members: int = 500_000
-    total_bytes: int = 32 * 2**30
+    members: int = 500_000  # files and folders
+    total_bytes: int = 32 * 2**30  # unpacked size of all files together
 
 
 @dataclass(frozen=True)
 class Files:
-    """Files by name, wherever they are: in a tar, in a zip or in a folder.
+    """Files by name, wherever they are: in a tar, in a zip or in a folder."""
 
-    Args:
-        where: the archive or folder.
-        sizes: bytes of every file, by its path with forward slashes.
-        open: a file's content.
-    """
-
-    where: Path
-    sizes: Mapping[str, int]
-    open: Callable[[str], IO[bytes]]
+    where: Path  # the archive or folder
+    sizes: Mapping[str, int]  # bytes of every file, by its path with forward slashes
+    open: Callable[[str], IO[bytes]]  # a file's content
 
     def read(self, name: str, limit: int) -> bytes:
         """A whole file of at most ``limit`` bytes."""
@@ -139,11 +128,6 @@ def unpack(archive: Path, folder: Path, limits: Limits | None = None) -> None:
     """Unpack an archive into a new folder, which appears only when it is complete.
 
     If the archive holds one folder with everything inside, that folder is the new one.
-
-    Args:
-        archive: as for `open_files`.
-        folder: must not exist yet.
-        limits: bounds on members and bytes.
     """
     make_folder(folder.parent)
     with open_files(archive, limits) as files, _unpacking(folder) as scratch:

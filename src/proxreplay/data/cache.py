@@ -48,47 +48,29 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Block:
-    """A few decoded examples.
+    """A few decoded examples."""
 
-    Args:
-        inputs: ``[k, ...]``, uint8.
-        labels: ``[k]``.
-        domains: ``[k]``, or None if the data has no domains.
-    """
-
-    inputs: Array
-    labels: Array
-    domains: Array | None = None
+    inputs: Array  # [k, ...], uint8
+    labels: Array  # [k]
+    domains: Array | None = None  # [k], or None if the data has no domains
 
 
 @dataclass(frozen=True)
 class Split:
-    """One split of a data set (train, test or validation) on its way to disk, block by block.
+    """One split of a data set (train, test or validation) on its way to disk, block by block."""
 
-    Args:
-        count: examples in all blocks together.
-        shape: of one example.
-        blocks: read once, in order.
-    """
-
-    count: int
-    shape: tuple[int, ...]
-    blocks: Iterable[Block]
+    count: int  # examples in all blocks together
+    shape: tuple[int, ...]  # of one example
+    blocks: Iterable[Block]  # read once, in order
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """What a reader makes of its source.
+    """What a reader makes of its source."""
 
-    Args:
-        classes: a name for every label.
-        parts: ``train``, ``test`` and maybe ``validation``.
-        domains: a name for every domain.
-    """
-
-    classes: tuple[str, ...]
-    parts: Mapping[str, Split]
-    domains: tuple[str, ...] = ()
+    classes: tuple[str, ...]  # a name for every label
+    parts: Mapping[str, Split]  # train, test and maybe validation
+    domains: tuple[str, ...] = ()  # a name for every domain
 
 
 class _Unusable(Exception):
@@ -100,11 +82,8 @@ def cached(
 ) -> Dataset:
     """The data set from its cache; decoded into the cache first if that is missing or stale.
 
-    Args:
-        name: of the data set.
-        source: the file or folder it is made from.
-        decode: opens the source and keeps it open while the blocks are read.
-        key: names the cache; settings of the decoding are part of it.
+    ``decode`` opens the source and keeps it open while the blocks are read. ``key`` names the
+    cache; settings of the decoding are part of it.
     """
     folder = cache_folder(key, source)
     lock = folder.with_name(f"{folder.name}.lock")

@@ -21,18 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file at its canonical source.
+    """A file at its canonical source."""
 
-    Args:
-        url: where it is.
-        md5: as published.
-        folder: where it goes, below the data root.
-        unpack_to: the folder it is unpacked to, below the data root; None to leave it as it is.
-    """
-
-    url: str
-    md5: str
-    folder: str = ""
+    url: str  # where it is
+    md5: str  # as published
+    folder: str = ""  # where it goes, below the data root
+    # the folder it is unpacked to, below the data root; None to leave it as it is
     unpack_to: str | None = None
 
     @property
@@ -43,65 +37,41 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Status:
-    """What is known about a data set on this machine.
+    """What is known about a data set on this machine."""
 
-    Args:
-        name: of the data set.
-        about: one line.
-        found: whether it can be loaded.
-        source: the file or folder it would be loaded from; None if missing or bundled.
-        looked_for: every place it was looked for.
-        cache: the folder with the decoded data, once there is one.
-        way_out: if it is missing: the command to type, or the files to put there.
-        problems: what a full check found; empty without one.
-        remarks: worth knowing, but no problem.
-    """
-
-    name: str
-    about: str
-    found: bool
-    source: Path | None
-    looked_for: tuple[Path, ...]
-    cache: Path | None
-    way_out: str | None
-    problems: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
+    name: str  # of the data set
+    about: str  # one line
+    found: bool  # whether it can be loaded
+    source: Path | None  # the file or folder it would be loaded from; None if missing or bundled
+    looked_for: tuple[Path, ...]  # every place it was looked for
+    cache: Path | None  # the folder with the decoded data, once there is one
+    way_out: str | None  # if it is missing: the command to type, or the files to put there
+    problems: tuple[str, ...] = ()  # what a full check found; empty without one
+    remarks: tuple[str, ...] = ()  # worth knowing, but no problem
 
 
 @dataclass(frozen=True)
 class NamedDataset:
-    """A data set with a name. Calling it loads the data.
+    """A data set with a name. Calling it loads the data."""
 
-    Args:
-        name: as users write it.
-        about: one line.
-        read: opens the source and decodes it; gets the source and ``stored_size``.
-        places: where it is looked for, below the data root.
-        inside: what a place must hold to count: one file of each group.
-        files: what `fetch` downloads.
-        by_hand: what to do if it cannot be fetched.
-        stored_size: side of the stored images; None for formats with one size.
-        bundled: makes a data set that needs no files.
-    """
-
-    name: str
-    about: str
+    name: str  # as users write it
+    about: str  # one line
+    # opens the source and decodes it; gets the source and stored_size
     read: "Callable[[Path, int], AbstractContextManager[Decoded]] | None" = None
-    places: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()  # where it is looked for, below the data root
+    # what a place must hold to count: one file of each group
     inside: tuple[tuple[str, ...], ...] = ()
-    files: tuple[RemoteFile, ...] = ()
-    by_hand: str = ""
-    stored_size: int | None = None
-    bundled: "Callable[[], Dataset] | None" = None
+    files: tuple[RemoteFile, ...] = ()  # what `fetch` downloads
+    by_hand: str = ""  # what to do if it cannot be fetched
+    stored_size: int | None = None  # side of the stored images; None for formats with one size
+    bundled: "Callable[[], Dataset] | None" = None  # makes a data set that needs no files
 
     def __call__(
         self, data_root: str | Path | None = None, *, stored_size: int | None = None
     ) -> "Dataset":
         """Load the data set, from its cache if there is one.
 
-        Args:
-            data_root: the folder that holds the data; see `roots.data_root`.
-            stored_size: side of the stored images, for data sets whose images vary in size.
+        ``stored_size`` is the side of the stored images, for data sets whose images vary in size.
         """
         if self.bundled is not None:
             return self.bundled()
@@ -145,9 +115,7 @@ class NamedDataset:
     def status(self, data_root: str | Path | None = None, *, full: bool = False) -> Status:
         """What is there, where it was looked for, and how to get it.
 
-        Args:
-            data_root: the folder that holds the data.
-            full: also read everything: archives must open, caches must match their checksums.
+        ``full`` also reads everything: archives must open, caches must match their checksums.
         """
         root = resolve_root(data_root)
         looked_for = tuple(root / place for place in self.places)

@@ -31,17 +31,11 @@ OnBytes = Callable[[str, int, int | None], None]  # file name, bytes there, byte
 
 @dataclass(frozen=True)
 class Patience(Options):
-    """How a download deals with a bad connection.
+    """How a download deals with a bad connection."""
 
-    Args:
-        attempts: how often to try before giving up.
-        wait: seconds before the second attempt; doubles with each.
-        timeout: seconds without a byte before an attempt fails.
-    """
-
-    attempts: Count = 5
-    wait: Amount = 1.0
-    timeout: Positive = 60.0
+    attempts: Count = 5  # how often to try before giving up
+    wait: Amount = 1.0  # seconds before the second attempt; doubles with each
+    timeout: Positive = 60.0  # seconds without a byte before an attempt fails
 
 
 class _Interrupted(Exception):
@@ -58,15 +52,8 @@ def fetch(
 ) -> list[Path]:
     """Download a data set; what is there already and right is left alone.
 
-    Args:
-        name: of the data set.
-        data_root: the folder that holds the data.
-        mirror: base address to use instead of the canonical source; checksums stay the same.
-        progress: called as bytes arrive.
-        patience: with a bad connection.
-
-    Returns:
-        The files, or the folders they were unpacked to.
+    Returns the files, or the folders they were unpacked to. ``mirror`` is a base address to use
+    instead of the canonical source; checksums stay the same.
     """
     what, root = find_dataset(name), resolve_root(data_root)
     if not what.files:

@@ -18,19 +18,12 @@ UNREADABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characte
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Identity of a source.
+    """Identity of a source."""
 
-    Args:
-        name: of the file or folder, without the folders above.
-        size: bytes of a file; number of files in a folder.
-        mtime_ns: last change of a file; 0 for a folder.
-        sha256: of a file's content; of the names, sizes and times in a folder.
-    """
-
-    name: str
-    size: int
-    mtime_ns: int
-    sha256: str
+    name: str  # of the file or folder, without the folders above
+    size: int  # bytes of a file; number of files in a folder
+    mtime_ns: int  # last change of a file; 0 for a folder
+    sha256: str  # of a file's content; of the names, sizes and times in a folder
 
 
 def fingerprint(source: Path) -> Fingerprint:

@@ -32,17 +32,11 @@ IMAGES_PER_BLOCK = 256
 
 @dataclass(frozen=True)
 class ImageFile:
-    """An image that is still a file.
+    """An image that is still a file."""
 
-    Args:
-        path: within its `Files`.
-        label: of its class.
-        domain: its domain, or None.
-    """
-
-    path: str
-    label: int
-    domain: int | None = None
+    path: str  # within its `Files`
+    label: int  # of its class
+    domain: int | None = None  # its domain, or None
 
 
 def image_split(files: Files, images: Sequence[ImageFile], size: int) -> Split:
@@ -66,13 +60,7 @@ def _blocks(files: Files, images: Sequence[ImageFile], size: int) -> Iterator[Bl
 
 
 def decode(data: bytes, size: int, what: str) -> npt.NDArray[np.uint8]:
-    """One image as RGB ``[3, size, size]``: shorter side resized (bilinear), centre cropped.
-
-    Args:
-        data: content of the file.
-        size: side of the square; an image that has it already is left as it is.
-        what: names the image in errors.
-    """
+    """One image as RGB ``[3, size, size]``: shorter side resized (bilinear), centre cropped."""
     from PIL import Image
 
     image = open_image(data, what)

@@ -16,12 +16,7 @@ from proxreplay.options import LearnerOptions, count, one_of
 
 @dataclass(frozen=True)
 class Subset:
-    """Some rows of `Examples`, in an order of their own; inputs are copied only when asked for.
-
-    Args:
-        source: where the rows are.
-        rows: ``[n]``, int64.
-    """
+    """Some rows of `Examples`, in an order of their own; inputs are copied only when asked for."""
 
     source: Examples
     rows: Tensor

@@ -141,15 +141,10 @@ def _tasks(
     seed: int,
     validation_fraction: float,
 ) -> list[Task]:
-    """Tasks in stored order.
+    """Tasks in stored order; ``task_of`` gives the task of every example ``[n]``, -1 for none.
 
-    Args:
-        dataset: where it has no validation examples of its own, the last part of a random
-            permutation of each task is set aside, in task order.
-        names: one per task.
-        task_of: the task of every example ``[n]``; -1 for none.
-        seed: of the validation split.
-        validation_fraction: of each task.
+    Where the data set has no validation examples of its own, the last part of a random permutation
+    of each task is set aside, in task order.
     """
     train, test = task_of(dataset.train), task_of(dataset.test)
     validation = None if dataset.validation is None else task_of(dataset.validation)

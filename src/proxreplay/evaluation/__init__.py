@@ -27,7 +27,7 @@ from proxreplay.lazy import lazy_names
 
 if TYPE_CHECKING:
     from proxreplay.evaluation.evaluating import Evaluation, evaluate, evaluate_each
-    from proxreplay.evaluation.prequential import Score, Step, prequential
+    from proxreplay.evaluation.prequential import Score, Step
 
 __all__ = [
     "MEASURES",
@@ -48,7 +48,6 @@ __all__ = [
     "evaluate_each",
     "final_accuracy",
     "paired_difference",
-    "prequential",
     "stability_gaps",
     "total_variation",
     "variation_of_seen",
@@ -57,7 +56,8 @@ __all__ = [
 ]
 
 # These need torch; reports do not.
-_HOMES = dict.fromkeys(
-    ("Evaluation", "evaluate", "evaluate_each"), "proxreplay.evaluation.evaluating"
-) | dict.fromkeys(("Score", "Step", "prequential"), "proxreplay.evaluation.prequential")
+_HOMES = {
+    **dict.fromkeys(("Evaluation", "evaluate", "evaluate_each"), f"{__name__}.evaluating"),
+    **dict.fromkeys(("Score", "Step"), f"{__name__}.prequential"),
+}
 __getattr__ = lazy_names(__name__, _HOMES)

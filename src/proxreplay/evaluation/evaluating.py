@@ -13,15 +13,10 @@ from proxreplay.data.streams import Subset
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one pass over the held-out examples of several tasks gave.
+    """What one pass over the held-out examples of several tasks gave."""
 
-    Args:
-        accuracy: one number per task.
-        loss: mean cross-entropy, one number per task.
-    """
-
-    accuracy: list[float]
-    loss: list[float]
+    accuracy: list[float]  # one number per task
+    loss: list[float]  # mean cross-entropy, one number per task
 
 
 def evaluate(

@@ -231,13 +231,9 @@ def _steps(learner: Any, batches: Any, score: Score) -> Iterator[Step]:
 
 
 def predictions_of(learner: Any, inputs: Any, n: int, *, began: bool) -> list[Hashable]:
-    """What a learner predicts; None for all while it knows no label at all.
+    """What a learner predicts for ``n`` inputs; None for all while it knows no label at all.
 
-    Args:
-        learner: has ``predict``.
-        inputs: ``[n, ...]``.
-        n: how many.
-        began: whether it has learned a batch; then it has to predict.
+    If it ``began``, it has learned a batch and has to predict.
     """
     try:
         return _as_list(learner.predict(inputs))

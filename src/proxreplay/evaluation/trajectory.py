@@ -54,15 +54,10 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Series:
-    """Named numbers along the stream.
+    """Named numbers along the stream."""
 
-    Args:
-        positions: ``[J]``, stream batches.
-        values: ``[J]`` each, by name; NaN where one is missing.
-    """
-
-    positions: Array
-    values: Mapping[str, Array]
+    positions: Array  # [J], stream batches
+    values: Mapping[str, Array]  # [J] each, by name; NaN where one is missing
 
 
 @dataclass(frozen=True)

@@ -10,23 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxreplay.data.catalog import Status, find_dataset
-from proxreplay.data.scenarios import (
-    SHORT_LAST,
-    ClassIncremental,
-    DomainIncremental,
-    Scenario,
-    ShortLast,
-)
+from proxreplay.data.scenarios import ClassIncremental, DomainIncremental, Scenario
 from proxreplay.data.transforms import Transform
 from proxreplay.errors import InputError
 from proxreplay.lazy import LazyModule
-from proxreplay.options import LearnerOptions
 
 if TYPE_CHECKING:
     from torch import nn
 
     from proxreplay import models
-    from proxreplay.data import Dataset, Stream
+    from proxreplay.data import Dataset
 else:
     models = LazyModule("proxreplay.models")
 
@@ -36,57 +29,31 @@ Settings = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a benchmark starts from where nothing else is said, such as one of your own data.
+    """What a benchmark starts from where nothing else is said, such as one of your own data."""
 
-    Args:
-        steps_per_batch: SGD steps per stream batch, S in the paper.
-        capacity: of the memory.
-        settings: hyper-parameters by replay method, alone and with LPR on top, under the keys of a
-            configuration; by default one learning rate for all methods.
-    """
-
-    steps_per_batch: int = 3
-    capacity: int = 500
+    steps_per_batch: int = 3  # SGD steps per stream batch, S in the paper
+    capacity: int = 500  # of the memory
+    # hyper-parameters by replay method, alone and with LPR on top, under the keys of a
+    # configuration; by default one learning rate for all methods
     settings: Settings = field(default_factory=lambda: {"er": {"lr": 0.05}})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark(Defaults):
-    """Everything that turns a name into a stream and a network.
+    """Everything that turns a name into a stream and a network."""
 
-    Args:
-        name: as users write it.
-        data: name of the data set, as in ``proxreplay data fetch``, or the data set itself.
-        scenario: how it becomes a stream.
-        builder: a fresh network, given ``num_classes`` (None for a growing head).
-        transform: from stored inputs to what the network sees.
-        from_paper: whether the settings are the paper's.
-    """
-
-    name: str
+    name: str  # as users write it
+    # name of the data set, as in proxreplay data fetch, or the data set itself
     data: "str | Dataset"
-    scenario: Scenario
-    builder: "Callable[[int | None], nn.Module]"
-    transform: Transform
-    from_paper: bool = False
+    scenario: Scenario  # how it becomes a stream
+    # a fresh network, given num_classes (None for a growing head)
+    network: "Callable[..., nn.Module]"
+    transform: Transform  # from stored inputs to what the network sees
+    from_paper: bool = False  # whether the settings are the paper's
 
     def load(self, data_root: str | Path | None = None) -> "Dataset":
         """The data set; see `proxreplay.data.roots.data_root` for where it is looked for."""
         return find_dataset(self.data)(data_root) if isinstance(self.data, str) else self.data
-
-    def stream(
-        self,
-        dataset: "Dataset",
-        seed: int,
-        batch_size: int = LearnerOptions.batch_size,
-        short_last: ShortLast = SHORT_LAST,
-    ) -> "Stream":
-        """The stream that a seed gives."""
-        return self.scenario.stream(dataset, seed, batch_size, short_last)
-
-    def network(self, num_classes: int | None = None) -> "nn.Module":
-        """A fresh network, with a growing head unless ``num_classes`` fixes it."""
-        return self.builder(num_classes)
 
     def status(self, data_root: str | Path | None = None) -> Status:
         """Whether the data is there, where it was looked for and how to get it."""
@@ -137,7 +104,7 @@ _BENCHMARKS = (
         name="split-digits",
         data="digits",
         scenario=ClassIncremental(tasks=5),
-        builder=lambda num_classes: models.mlp(64, num_classes),
+        network=lambda num_classes=None: models.mlp(64, num_classes),
         transform=Transform(scale=16.0, mean=(0.305,), std=(0.376,)),
         capacity=50,
         settings=_DIGITS_SETTINGS,
@@ -146,21 +113,21 @@ _BENCHMARKS = (
         name="split-mnist",
         data="mnist",
         scenario=ClassIncremental(tasks=5),
-        builder=lambda num_classes: models.mlp(28 * 28, num_classes),
+        network=lambda num_classes=None: models.mlp(28 * 28, num_classes),
         transform=Transform(scale=255.0, mean=(0.1307,), std=(0.3081,)),
     ),
     Benchmark(
         name="split-fashion",
         data="fashion-mnist",
         scenario=ClassIncremental(tasks=5),
-        builder=lambda num_classes: models.mlp(28 * 28, num_classes),
+        network=lambda num_classes=None: models.mlp(28 * 28, num_classes),
         transform=Transform(scale=255.0, mean=(0.2860,), std=(0.3530,)),
     ),
     Benchmark(
         name="split-cifar10",
         data="cifar10",
         scenario=ClassIncremental(tasks=5),
-        builder=lambda num_classes: models.slim_resnet18(num_classes),
+        network=lambda num_classes=None: models.slim_resnet18(num_classes),
         transform=Transform(
             255.0, _CIFAR10_MEAN, std=(0.2470, 0.2435, 0.2616), crop_padding=4, flip=True
         ),
@@ -170,7 +137,7 @@ _BENCHMARKS = (
         name="split-cifar100",
         data="cifar100",
         scenario=ClassIncremental(tasks=20),
-        builder=lambda num_classes: models.slim_resnet18(num_classes),
+        network=lambda num_classes=None: models.slim_resnet18(num_classes),
         transform=Transform(
             255.0,
             mean=(0.5071, 0.4865, 0.4409),
@@ -186,7 +153,7 @@ _BENCHMARKS = (
         name="split-tinyimagenet",
         data="tinyimagenet",
         scenario=ClassIncremental(tasks=20),
-        builder=lambda num_classes: models.slim_resnet18(num_classes, image_size=64),
+        network=lambda num_classes=None: models.slim_resnet18(num_classes, image_size=64),
         transform=Transform(  # the paper's code normalises with CIFAR-10's constants
             255.0, _CIFAR10_MEAN, std=(0.2023, 0.1994, 0.2010), crop_padding=8, flip=True
         ),
@@ -199,7 +166,7 @@ _BENCHMARKS = (
         name="online-clear",
         data="clear10",
         scenario=DomainIncremental(),
-        builder=lambda num_classes: models.resnet18(num_classes),
+        network=lambda num_classes=None: models.resnet18(num_classes),
         transform=Transform(255.0, _IMAGENET_MEAN, _IMAGENET_STD, flip=True, crop_size=224),
         steps_per_batch=10,
         capacity=2000,
@@ -210,7 +177,7 @@ _BENCHMARKS = (
         name="domain-pacs",
         data="pacs",
         scenario=DomainIncremental(order=("photo", "art_painting", "cartoon", "sketch")),
-        builder=lambda num_classes: models.slim_resnet18(num_classes, image_size=64),
+        network=lambda num_classes=None: models.slim_resnet18(num_classes, image_size=64),
         transform=Transform(255.0, _IMAGENET_MEAN, _IMAGENET_STD, crop_padding=8, flip=True),
     ),
 )

@@ -12,7 +12,7 @@ from proxreplay.data.streams import Subset
 from proxreplay.data.tasks import mixed
 from proxreplay.distributed import current
 from proxreplay.errors import InputError
-from proxreplay.experiments.benchmarks import CUSTOM, Benchmark
+from proxreplay.experiments.benchmarks import Benchmark
 from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.recipes import AVERAGED_SUFFIX, METHODS, Method, find_method
 from proxreplay.models import load_network
@@ -33,7 +33,7 @@ from proxreplay.seeding import seeded
 def build_stream(config: RunConfig, benchmark: Benchmark, dataset: Dataset) -> Stream:
     """The stream that the configuration's seed gives."""
     short_last = cast(ShortLast, config.stream.short_last)
-    stream = benchmark.stream(dataset, config.seed, config.batch_size, short_last)
+    stream = benchmark.scenario.stream(dataset, config.seed, config.batch_size, short_last)
     first, limit = config.stream.first, config.stream.limit
     mix = find_method(config.method).iid
     if first is None and limit is None and not mix:
@@ -50,7 +50,7 @@ def build_network(config: RunConfig, benchmark: Benchmark, dataset: Dataset) -> 
     fixed = find_method(config.method).head == "fixed"
     outputs = len(dataset.classes) if fixed else None
     with seeded(config.seed, "model"):
-        if config.network is None or config.benchmark == CUSTOM:
+        if config.network is None:
             return benchmark.network(outputs)
         shape = dataset.train.inputs.shape[1:]
         channels = shape[0] if len(shape) == 3 else 1

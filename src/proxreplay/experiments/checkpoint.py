@@ -28,12 +28,8 @@ def load_checkpoint(
 ) -> dict[str, Any] | None:
     """The newest checkpoint that is intact; None if there is none at all.
 
-    One that cannot be used is reported, and removed once an older one has been found. If none can
-    be used, that is an error.
-
-    Args:
-        folder: where `save_checkpoint` wrote them.
-        fits: raises a CheckpointError if the rest of the run does not fit the checkpoint.
+    One that cannot be used, or for which ``fits`` raises a CheckpointError, is reported, and
+    removed once an older one has been found. If none can be used, that is an error.
     """
     problems: dict[Path, CheckpointError] = {}
     for path in _generations(folder):

@@ -33,10 +33,7 @@ from proxreplay.options import LearnerOptions
 def configure(benchmark_name: str, method_name: str, *layers: Mapping[str, Any]) -> RunConfig:
     """The configuration of a run: defaults < benchmark < method < each further layer.
 
-    Args:
-        benchmark_name: decides memory, steps per batch, and the method's hyper-parameters on it.
-        method_name: decides what is composed.
-        layers: values by dotted key, the later ones stronger (a file, then ``--set``).
+    A layer is values by dotted key; the later ones are stronger (a file, then ``--set``).
     """
     method = find_method(method_name)
     defaults = Defaults() if benchmark_name == CUSTOM else find_benchmark(benchmark_name)
@@ -128,7 +125,6 @@ def declared(config: RunConfig) -> Benchmark:
             chosen.data,
             tasks=chosen.tasks,
             scenario=_scenario(config, None),
-            network=config.network,
             image_size=chosen.image_size,
             augment=chosen.augment,
         )

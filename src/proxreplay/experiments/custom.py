@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from proxreplay.data import Dataset, Examples, Transform
 from proxreplay.data.arrays import from_npz
@@ -12,7 +12,7 @@ from proxreplay.data.scenarios import ClassIncremental, DomainIncremental, Scena
 from proxreplay.data.trees import image_tree
 from proxreplay.errors import InputError
 from proxreplay.experiments.benchmarks import CUSTOM, Benchmark
-from proxreplay.models import load_network, mlp, slim_resnet18, small_cnn
+from proxreplay.models import mlp, slim_resnet18, small_cnn
 
 SMALLEST_FOR_RESNET = 25
 SAMPLES_FOR_STATISTICS = 1000
@@ -24,11 +24,8 @@ def custom(
     *,
     tasks: int | None = None,
     scenario: Scenario | None = None,
-    network: str | None = None,
     image_size: int | None = None,
     augment: bool | str | None = None,
-    steps_per_batch: int = Benchmark.steps_per_batch,
-    capacity: int = Benchmark.capacity,
 ) -> Benchmark:
     """A benchmark from a folder or zip of images, or from an ``.npz`` file.
 
@@ -36,18 +33,19 @@ def custom(
         data: see `image_tree` and `from_npz`.
         tasks: class-incremental tasks; None for one task per domain.
         scenario: anything else, instead of ``tasks``.
-        network: import path of a network, see `load_network`; None for `slim_resnet18` on images
-            of 25 pixels and more, `small_cnn` on smaller ones, and `mlp` on everything else.
         image_size: side of the stored images; None to keep a common size.
         augment: ``"crop"`` crops images at random (with a padding of an eighth), True also mirrors
             them, False does neither. None crops colour images of 25 pixels and more. Mirroring is
             never chosen: in many pictures (text, traffic signs) orientation matters.
-        steps_per_batch: SGD steps per stream batch, S in the paper.
-        capacity: of the memory.
     """
     path = Path(data)
     dataset = from_npz(path) if path.suffix == ".npz" else image_tree(path, image_size=image_size)
     _check_classes(dataset)
+    if scenario is None and tasks is None and not dataset.domains:
+        raise InputError(
+            f"{dataset.name} has {len(dataset.classes)} classes and no domains; say how many tasks "
+            "they are split into with --tasks."
+        )
     transform = fitting_transform(dataset.train, augment)
     if augment is None:
         crops = f"crops of {transform.crop_padding} pixels" if transform.crop_padding else "none"
@@ -59,11 +57,9 @@ def custom(
     return Benchmark(
         name=CUSTOM,
         data=dataset,
-        scenario=scenario or _default_scenario(dataset, tasks),
-        builder=lambda num_classes: _network(network, dataset, num_classes),
+        scenario=scenario or (DomainIncremental() if tasks is None else ClassIncremental(tasks)),
+        network=lambda num_classes=None: _network(dataset.train.inputs.shape[1:], num_classes),
         transform=transform,
-        steps_per_batch=steps_per_batch,
-        capacity=capacity,
     )
 
 
@@ -87,22 +83,8 @@ def _check_classes(dataset: Dataset) -> None:
                     )
 
 
-def _default_scenario(dataset: Dataset, tasks: int | None) -> Scenario:
-    if tasks is not None:
-        return ClassIncremental(tasks)
-    if dataset.domains:
-        return DomainIncremental()
-    raise InputError(
-        f"{dataset.name} has {len(dataset.classes)} classes and no domains; say how many tasks "
-        "they are split into with --tasks."
-    )
-
-
-def _network(spec: str | None, dataset: Dataset, num_classes: int | None) -> nn.Module:
-    shape = dataset.train.inputs.shape[1:]
-    if spec is not None:
-        channels, size = (shape[0], shape[-1]) if len(shape) == 3 else (1, shape[-1])
-        return load_network(spec, num_classes, channels, size, in_features=shape.numel())
+def _network(shape: torch.Size, num_classes: int | None) -> nn.Module:
+    """`slim_resnet18` on images of 25 pixels and more, `small_cnn` on smaller ones, or `mlp`."""
     if len(shape) != 3:
         return mlp(shape.numel(), num_classes)
     if shape[1] == shape[2] >= SMALLEST_FOR_RESNET:
@@ -111,36 +93,22 @@ def _network(spec: str | None, dataset: Dataset, num_classes: int | None) -> nn.
 
 
 def fitting_transform(examples: Examples, augment: bool | str | None = None) -> Transform:
-    """Normalisation to mean 0 and standard deviation 1, measured on up to 1,000 examples.
-
-    Args:
-        examples: inputs ``[n, channels, height, width]`` or anything else ``[n, ...]``.
-        augment: as for `custom`.
-    """
+    """Normalisation to mean 0 and standard deviation 1, measured on up to 1,000 examples."""
     rows = torch.linspace(0, len(examples) - 1, min(len(examples), SAMPLES_FOR_STATISTICS)).long()
     inputs = examples[rows].inputs
     scale = 255.0 if inputs.dtype == torch.uint8 else 1.0
-    some = inputs.double() / scale
+    some, axes = inputs.double() / scale, (0, 2, 3) if inputs.ndim == 4 else None
+    mean, std = some.mean(dim=axes), some.std(dim=axes)
+    std[~(std > 0)] = 1  # a channel that never changes keeps its scale
     if inputs.ndim != 4:
-        return Transform(scale, (float(some.mean()),), (_positive(some.std()),))
+        return Transform(scale, (float(mean),), (float(std),))
     if augment is None:
-        augment = (
-            "crop" if min(inputs.shape[2:]) >= SMALLEST_FOR_RESNET and _colour(inputs) else False
-        )
+        coloured = inputs.shape[1] == 3 and bool((inputs != inputs[:, :1]).any())
+        augment = "crop" if min(inputs.shape[2:]) >= SMALLEST_FOR_RESNET and coloured else False
     return Transform(
         scale,
-        mean=[float(m) for m in some.mean(dim=(0, 2, 3))],
-        std=[_positive(s) for s in some.std(dim=(0, 2, 3))],
+        mean.tolist(),
+        std.tolist(),
         crop_padding=inputs.shape[2] // 8 if augment else 0,
         flip=augment is True,
     )
-
-
-def _colour(images: Tensor) -> bool:
-    return images.shape[1] == 3 and not bool((images == images[:, :1]).all())
-
-
-def _positive(std: Tensor) -> float:
-    """A channel that never changes keeps its scale."""
-    value = float(std)
-    return value if value > 0 else 1.0

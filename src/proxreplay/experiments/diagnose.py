@@ -24,9 +24,7 @@ from proxreplay.replay.floors import Floor
 class Diagnostics:
     """What is switched on for a run, and what it has seen: an observer of the learner.
 
-    Args:
-        settings: what to look at.
-        stream: its first task's test examples are those whose representation is followed.
+    Drift follows the representation of the test examples of the stream's first task.
     """
 
     learner: Learner | None = None  # a floor has nothing to look at

@@ -53,40 +53,24 @@ def grid_search(
 
 @dataclass(frozen=True)
 class Block:
-    """Runs on one benchmark that a table or figure of the paper needs.
+    """Runs on one benchmark that a table or figure of the paper needs."""
 
-    Args:
-        benchmark: by name.
-        methods: the rows.
-        capacities: of the memory; None is without limit.
-        seeds: as many as the paper took.
-        variants: further settings, one group of runs each.
-    """
-
-    benchmark: str
-    methods: tuple[str, ...]
-    capacities: tuple[int | None, ...]
-    seeds: int
-    variants: tuple[Mapping[str, Any], ...] = ({},)
+    benchmark: str  # by name
+    methods: tuple[str, ...]  # the rows
+    capacities: tuple[int | None, ...]  # of the memory; None is without limit
+    seeds: int  # as many as the paper took
+    variants: tuple[Mapping[str, Any], ...] = ({},)  # further settings, one group of runs each
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which part of a table or figure to run.
+    """Which part of a table or figure to run."""
 
-    Args:
-        rows: methods; None for all.
-        capacity: only this capacity; None for all.
-        benchmark: only this benchmark; None for all.
-        seeds: None for as many as the paper.
-        quick: the smaller protocol, labelled as such.
-    """
-
-    rows: Sequence[str] | None = None
-    capacity: int | None = None
-    benchmark: str | None = None
-    seeds: Sequence[int] | None = None
-    quick: bool = False
+    rows: Sequence[str] | None = None  # methods; None for all
+    capacity: int | None = None  # only this capacity; None for all
+    benchmark: str | None = None  # only this benchmark; None for all
+    seeds: Sequence[int] | None = None  # None for as many as the paper
+    quick: bool = False  # the smaller protocol, labelled as such
 
 
 # The paper's tables use the whole memory and exact factors.

@@ -1,5 +1,6 @@
 """What a run will cost, before it is made: counted exactly, timed by a short calibration."""
 
+import itertools
 import statistics
 import time
 from dataclasses import dataclass
@@ -19,35 +20,20 @@ from proxreplay.replay.floors import Floor
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run does and about how long it takes.
+    """What a run does and about how long it takes."""
 
-    Args:
-        tasks: how many.
-        stream_batches: in all; the short ones are only remembered.
-        trained_batches: those that SGD steps are made on.
-        sgd_steps: in all.
-        refreshes: of the rule; 0 without one.
-        fewer: whether some of them may be left out.
-        evaluations: moments at which validation examples are looked at.
-        evaluated_images: in all of them, and at the end.
-        parameters: of the network, at the end of calibration.
-        memory_bytes: of the replay memory when full.
-        rule_bytes: of the rule's factors.
-        seconds: estimate: learning, refreshing, evaluating.
-    """
-
-    tasks: int
-    stream_batches: int
-    trained_batches: int
-    sgd_steps: int
-    refreshes: int
-    fewer: bool
-    evaluations: int
-    evaluated_images: int
-    parameters: int
-    memory_bytes: int
-    rule_bytes: int
-    seconds: dict[str, float]
+    tasks: int  # how many
+    stream_batches: int  # in all; the short ones are only remembered
+    trained_batches: int  # those that SGD steps are made on
+    sgd_steps: int  # in all
+    refreshes: int  # of the rule; 0 without one
+    fewer: bool  # whether some of them may be left out
+    evaluations: int  # moments at which validation examples are looked at
+    evaluated_images: int  # in all of them, and at the end
+    parameters: int  # of the network, at the end of calibration
+    memory_bytes: int  # of the replay memory when full
+    rule_bytes: int  # of the rule's factors
+    seconds: dict[str, float]  # estimate: learning, refreshing, evaluating
 
     def described(self) -> list[tuple[str, str]]:
         """Lines for people: what, how much."""
@@ -83,17 +69,15 @@ def _duration(seconds: float) -> str:
 def plan(config: RunConfig, data_root: Path | None = None, batches: int = 12) -> RunPlan:
     """Count what a run would do, and time a few of its batches to say how long it would take.
 
-    Args:
-        config: what would be run.
-        data_root: where data sets are looked for.
-        batches: stream batches of the calibration; they are learned and thrown away.
+    So many ``batches`` are learned and thrown away.
     """
     benchmark = declared(config)
     dataset = benchmark.load(data_root)
     stream = build_stream(config, benchmark, dataset)
     learner = build_learner(config, benchmark, dataset, stream)
     due = [p for p in range(len(stream)) if evaluation_due(stream, p, config.eval_every)]
-    images = sum(_held_out(stream, stream.task_at(p) + 1) for p in due)
+    held_out = list(itertools.accumulate(len(task.validation) for task in stream.tasks))
+    images = sum(held_out[stream.task_at(p)] for p in due)
     images *= 2 if learner.averaging is not None else 1
     sizes = [len(task.train) for task in stream.tasks]
     full = config.capacity or sum(sizes)
@@ -104,9 +88,10 @@ def plan(config: RunConfig, data_root: Path | None = None, batches: int = 12) ->
     if learner.rule is None or not learner.rule.needs_refresh:
         refreshes = 0
     with threads(config.threads):
-        seconds_a_batch = _time_batches(learner, stream, batches)
-        seconds_a_refresh = _time_refresh(learner, config.refresh.samples or at_most)
-        seconds_an_image = _time_evaluation(learner, stream)
+        per_batch = _time_batches(learner, stream, batches)
+        per_refresh = _time_refresh(learner, config.refresh.samples or at_most)
+        per_image = _time_evaluation(learner, stream)
+    layers = learner.rule.layers if isinstance(learner.rule, LayerwiseRule) else {}
     row = learner.memory.nbytes / max(len(learner.memory), 1)
     return RunPlan(
         tasks=len(stream.tasks),
@@ -119,35 +104,27 @@ def plan(config: RunConfig, data_root: Path | None = None, batches: int = 12) ->
         evaluated_images=images,
         parameters=sum(p.numel() for p in learner.model.parameters()),
         memory_bytes=int(row * full),
-        rule_bytes=_rule_bytes(learner),
+        rule_bytes=sum(layer.bytes for layer in layers.values()),
         seconds={
-            "learning": seconds_a_batch * stream.trained_batches,
-            "refreshing": seconds_a_refresh * refreshes,
-            "evaluating": seconds_an_image * images,
+            "learning": per_batch * stream.trained_batches,
+            "refreshing": per_refresh * refreshes,
+            "evaluating": per_image * images,
         },
     )
 
 
-def _rule_bytes(learner: Learner | Floor) -> int:
-    """What the factors of a layerwise rule take, once it has been refreshed."""
-    if not isinstance(learner.rule, LayerwiseRule):
-        return 0
-    return sum(layer.bytes for layer in learner.rule.layers.values())
-
-
-def _held_out(stream: Stream, tasks: int) -> int:
-    return sum(len(task.validation) for task in stream.tasks[:tasks])
-
-
 def _time_batches(learner: Learner | Floor, stream: Stream, batches: int) -> float:
-    """Median seconds per batch, without refreshes."""
-    times: list[float] = []
-    while len(times) < batches and stream.position < len(stream):
-        batch = next(stream)
+    """Median seconds per batch that SGD steps are made on, without refreshes where that can be."""
+    times: list[tuple[bool, float]] = []
+    for batch in stream:
         start = time.perf_counter()
-        if learner.learn(batch).refreshed is None:
-            times.append(time.perf_counter() - start)
-    return statistics.median(times)
+        refreshed = learner.learn(batch).refreshed is not None
+        if batch.train:
+            times.append((refreshed, time.perf_counter() - start))
+        if len(times) == batches:
+            break
+    plain = [spent for refreshed, spent in times if not refreshed]
+    return statistics.median(plain or [spent for _, spent in times])
 
 
 def _time_refresh(learner: Learner | Floor, examples: int) -> float:
@@ -155,7 +132,7 @@ def _time_refresh(learner: Learner | Floor, examples: int) -> float:
     if isinstance(learner, Floor) or learner.rule is None:
         return 0.0
     seconds = []
-    sizes = (len(learner.memory) // 2, len(learner.memory))
+    sizes = (-(-len(learner.memory) // 2), len(learner.memory))
     whole = learner.refresh_samples
     for size in sizes:
         learner.refresh_samples = size
@@ -163,8 +140,8 @@ def _time_refresh(learner: Learner | Floor, examples: int) -> float:
         learner.refresh()
         seconds.append(time.perf_counter() - start)
     learner.refresh_samples = whole
-    an_example = max(seconds[1] - seconds[0], 0.0) / (sizes[1] - sizes[0])
-    return seconds[1] + (examples - sizes[1]) * an_example
+    per_example = max(seconds[1] - seconds[0], 0.0) / max(sizes[1] - sizes[0], 1)
+    return seconds[1] + (examples - sizes[1]) * per_example
 
 
 def _time_evaluation(learner: Learner | Floor, stream: Stream) -> float:

@@ -39,40 +39,29 @@ Rule = Callable[["nn.Module", RunConfig, int], "proximal.GradientRule"]
 
 @dataclass(frozen=True)
 class Method:
-    """The parts that a method composes.
+    """The parts that a method composes."""
 
-    Args:
-        name: as users write it.
-        label: as the paper prints it.
-        about: one line for people.
-        loss: from the configuration to the replay loss; by default experience replay.
-        rule: makes the gradient rule; None for plain SGD.
-        averaged: whether the weights are averaged for prediction.
-        values: configuration values that make it what it is.
-        head: ``growing`` with a mask over unseen classes, or ``fixed`` with all classes.
-        replay: whether it replays, so that LPR can be added to it.
-        uses: the configuration keys that matter to it beyond the common ones.
-        tuned_like: methods whose settings it takes on a benchmark that has none for it.
-        longer: the learning rate, in those of the replay method that a benchmark has.
-        iid: whether the stream is put in random order, for the upper bound.
-        task_ends: whether its rule can be refreshed at task ends, from the task's examples.
-        floor: from the configuration to the statistic that predicts in place of a trained network.
-    """
-
-    name: str
-    label: str
-    about: str
+    name: str  # as users write it
+    label: str  # as the paper prints it
+    about: str  # one line for people
+    # from the configuration to the replay loss; by default experience replay
     loss: "Callable[[RunConfig], losses.Loss]" = lambda c: losses.er
-    rule: Rule | None = None
-    averaged: bool = False
+    rule: Rule | None = None  # makes the gradient rule; None for plain SGD
+    averaged: bool = False  # whether the weights are averaged for prediction
+    # configuration values that make it what it is
     values: Mapping[str, Any] = field(default_factory=dict)
+    # growing with a mask over unseen classes, or fixed with all classes
     head: Literal["growing", "fixed"] = "growing"
-    replay: bool = True
-    uses: tuple[str, ...] = ()
+    replay: bool = True  # whether it replays, so that LPR can be added to it
+    uses: tuple[str, ...] = ()  # the configuration keys that matter to it beyond the common ones
+    # methods whose settings it takes on a benchmark that has none for it
     tuned_like: tuple[str, ...] = ()
-    longer: float = 1.0
-    iid: bool = False
+    longer: float = 1.0  # the learning rate, in those of the replay method that a benchmark has
+    iid: bool = False  # whether the stream is put in random order, for the upper bound
+    # whether its rule can be refreshed at task ends, from the task's examples
     task_ends: bool = False
+    # from the configuration to the statistic that predicts in place of a trained network; a method
+    # that such a floor beats has learned nothing of use
     floor: "Callable[[RunConfig], floors.Statistic] | None" = None
 
 
@@ -130,12 +119,8 @@ def _as_ocar(
 ) -> Method:
     """OCAR with the settings that its authors chose on Split-CIFAR100 (docs/rules.md).
 
-    Args:
-        base: the replay method.
-        lr: from which tau starts.
-        beta: share of a new step in the moving average.
-        growth: of tau per step.
-        values: of the loss.
+    ``tau`` starts from ``lr`` and gains ``growth`` per step; ``beta`` is the share of a new step in
+    the moving average; ``values`` are those of the loss.
     """
     damping = {"tau": lr, "tau_growth": growth, "tolerance": 0.0, "form": "inverses"}
     steps = {"every": 3, "rebuild": 1, "decay": 1 - beta, "incoming": 1.0, "balance": True}
@@ -183,28 +168,11 @@ def _aop(model: "nn.Module", config: RunConfig, steps: int) -> "proximal.Gradien
     return proximal.AOP(model, alpha, **_scope(config))
 
 
-def _gpm(model: "nn.Module", config: RunConfig, steps: int) -> "proximal.GradientRule":
-    accumulate, scope = config.refresh.interval is None, _scope(config, task_ends=True)
-    return proximal.GPM(model, config.projection.energy, accumulate=accumulate, **scope)
-
-
-def _sgp(model: "nn.Module", config: RunConfig, steps: int) -> "proximal.GradientRule":
-    own, scope = config.projection, _scope(config, task_ends=True)
+def _basis(config: RunConfig) -> dict[str, Any]:
+    """What GPM and SGP have in common."""
     accumulate = config.refresh.interval is None
-    return proximal.SGP(model, own.energy, scale=own.scale, accumulate=accumulate, **scope)
-
-
-def _floor(
-    name: str,
-    label: str,
-    about: str,
-    statistic: "Callable[[RunConfig], floors.Statistic]",
-    uses: tuple[str, ...] = (),
-) -> Method:
-    """A classifier that learns no weights; a method that it beats has learned nothing of use."""
-    about = f"a floor, without training: {about}"
-    label = f"{label} (floor)"
-    return Method(name, label, about, replay=False, uses=uses, floor=statistic)
+    own = {"energy": config.projection.energy, "accumulate": accumulate}
+    return own | _scope(config, task_ends=True)
 
 
 _BASE = [
@@ -292,7 +260,7 @@ _BASE = [
         "GPM",
         "stream only; gradients orthogonal to the main directions of remembered inputs",
         _finetune,
-        rule=_gpm,
+        rule=lambda m, c, steps: proximal.GPM(m, **_basis(c)),
         replay=False,
         uses=("projection.energy", *_SCOPE_KEYS, *_keys("refresh.")),
         task_ends=True,
@@ -303,7 +271,7 @@ _BASE = [
         "SGP",
         "as GPM, with directions scaled by their importance",
         _finetune,
-        rule=_sgp,
+        rule=lambda m, c, steps: proximal.SGP(m, scale=c.projection.scale, **_basis(c)),
         replay=False,
         uses=("projection.energy", "projection.scale", *_SCOPE_KEYS, *_keys("refresh.")),
         task_ends=True,
@@ -316,24 +284,28 @@ _BASE = [
         replay=False,
         iid=True,
     ),
-    _floor(
+    Method(
         "majority",
-        "Majority",
-        "always the most frequent class so far",
-        lambda c: floors.ClassCounts(),
+        "Majority (floor)",
+        "a floor, without training: always the most frequent class so far",
+        replay=False,
+        floor=lambda c: floors.ClassCounts(),
     ),
-    _floor(
+    Method(
         "ncm",
-        "NCM",
-        "the nearest mean of each class's remembered inputs",
-        lambda c: floors.ClassMeans(),
+        "NCM (floor)",
+        "a floor, without training: the nearest mean of each class's remembered inputs",
+        replay=False,
+        floor=lambda c: floors.ClassMeans(),
     ),
-    _floor(
+    Method(
         "slda",
-        "Streaming LDA",
-        "class means and a shared covariance of random convolutional features",
-        lambda c: floors.SharedCovariance(c.floor),
-        ("floor.filters", "floor.shrinkage"),
+        "Streaming LDA (floor)",
+        "a floor, without training: class means and a shared covariance of random convolutional "
+        "features",
+        replay=False,
+        uses=_keys("floor."),
+        floor=lambda c: floors.SharedCovariance(c.floor),
     ),
 ]
 

@@ -21,8 +21,7 @@ from proxreplay.evaluation.measures import MAIN, numbers
 from proxreplay.evaluation.trajectory import Recorded, Series
 from proxreplay.experiments.config import RunConfig, read_settings
 from proxreplay.experiments.recipes import METHODS
-from proxreplay.files import file_digest, unsigned, write_json
-from proxreplay.files import write_text as write_text
+from proxreplay.files import file_digest, unsigned
 
 Record = dict[str, Any]
 Status = Literal["complete", "incomplete", "failed", "broken"]
@@ -37,25 +36,18 @@ MOST_CELLS = 2 * 10**7  # moments times tasks
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished run amounts to.
+    """What a finished run amounts to."""
 
-    Args:
-        measures: the main measures by key (see `proxreplay.evaluation.MEASURES`); None where test
-            examples would be needed and were not evaluated.
-        validation_acc: mean validation accuracy over tasks at the end; tuning selects by it.
-        test_accuracy: at the end, one per task.
-        eval_every: stream batches between evaluations; WC-Acc is optimistic if above 1.
-        predictors: the main measures of the run's other networks, by name, such as ``online``
-            where an average of the weights predicts.
-        records_sha256: of ``records.jsonl``; None for runs of version 0.1.
-    """
-
+    # the main measures by key (see `proxreplay.evaluation.MEASURES`); None where test examples
+    # would be needed and were not evaluated
     measures: Numbers
-    validation_acc: float
-    test_accuracy: list[float]
-    eval_every: int
+    validation_acc: float  # mean validation accuracy over tasks at the end; tuning selects by it
+    test_accuracy: list[float]  # at the end, one per task
+    eval_every: int  # stream batches between evaluations; WC-Acc is optimistic if above 1
+    # the main measures of the run's other networks, by name, such as online where an average of
+    # the weights predicts
     predictors: dict[str, Numbers] = field(default_factory=dict)
-    records_sha256: str | None = None
+    records_sha256: str | None = None  # of records.jsonl; None for runs of version 0.1
 
     def to_json(self) -> dict[str, Any]:
         """As in ``result.json``: ``online`` has a key of its own since the first version."""
@@ -204,28 +196,21 @@ def _of_predictor(records: Sequence[Record], name: str) -> Numbers:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run folder as it is found on disk, whatever state it is in.
+    """A run folder as it is found on disk, whatever state it is in."""
 
-    Args:
-        folder: where it is.
-        status: ``complete``; ``incomplete`` (may be resumed); ``failed`` (stopped by an error);
-            ``broken`` (its files cannot be read).
-        problem: what is wrong, if anything is.
-        config: None if it cannot be read.
-        result: None unless complete.
-        recorded: what was recorded so far; None before the first evaluation, for a run kept
-            without its records, and until `with_records` was called.
-        untreated: layers that the rule leaves alone, with the reason.
-        environment: versions, commit, data checksum and hardware.
-    """
-
-    folder: Path
+    folder: Path  # where it is
+    # complete; incomplete (may be resumed); failed (stopped by an error); broken
+    # (its files cannot be read)
     status: Status
-    problem: str | None = None
-    config: RunConfig | None = None
-    result: Result | None = None
+    problem: str | None = None  # what is wrong, if anything is
+    config: RunConfig | None = None  # None if it cannot be read
+    result: Result | None = None  # None unless complete
+    # what was recorded so far; None before the first evaluation, for a run kept without its
+    # records, and until `with_records` was called
     recorded: Recorded | None = None
+    # layers that the rule leaves alone, with the reason
     untreated: Mapping[str, str] = field(default_factory=dict)
+    # versions, commit, data checksum and hardware
     environment: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -430,8 +415,3 @@ def _lines(path: Path, skip: bytes | None = None) -> Iterator[Record]:
             if not isinstance(record, dict):
                 raise DataError(f"{path.name}, line {number}: not a record ({path})")
             yield record
-
-
-def write_result(path: Path, result: Result) -> None:
-    """``result.json``."""
-    write_json(path, result.to_json())

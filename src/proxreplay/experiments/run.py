@@ -50,9 +50,9 @@ from proxreplay.experiments.results import (
     read_run,
     read_timings,
     summarise,
-    write_result,
 )
 from proxreplay.experiments.trackers import Tracking, check_trackers, hand_over
+from proxreplay.files import write_json
 from proxreplay.options import CHECKPOINT_EVERY, PREDICTORS, Count, Options
 from proxreplay.replay import Learner
 from proxreplay.replay.floors import Floor
@@ -63,17 +63,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunOptions(Options):
-    """How a run is made; none of it changes what the run computes.
+    """How a run is made; none of it changes what the run computes."""
 
-    Args:
-        data_root: where data sets are looked for.
-        checkpoint_every: stream batches between checkpoints.
-        track: names of trackers that are handed the records too.
-    """
-
-    data_root: Path | None = None
-    checkpoint_every: Count = CHECKPOINT_EVERY
-    track: tuple[str, ...] = ()
+    data_root: Path | None = None  # where data sets are looked for
+    checkpoint_every: Count = CHECKPOINT_EVERY  # stream batches between checkpoints
+    track: tuple[str, ...] = ()  # names of trackers that are handed the records too
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,21 +80,13 @@ class Interrupted(ProxreplayError):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come.
+    """How far a run has come."""
 
-    Args:
-        position: stream batches done.
-        total: stream batches in all.
-        task: the task the last batch came from.
-        tasks: how many there are.
-        accuracy: at the last evaluation, over all tasks seen.
-    """
-
-    position: int
-    total: int
-    task: int
-    tasks: int
-    accuracy: float | None
+    position: int  # stream batches done
+    total: int  # stream batches in all
+    task: int  # the task the last batch came from
+    tasks: int  # how many there are
+    accuracy: float | None  # at the last evaluation, over all tasks seen
 
 
 def run(
@@ -114,17 +100,12 @@ def run(
     """Make a run, or what is still missing of it, in a folder of its own.
 
     A complete run is not made again; an incomplete one goes on from its newest checkpoint, and its
-    records and result are bit-identical to those of a run that was never interrupted.
+    records and result are bit-identical to those of a run that was never interrupted. The folder
+    must be new or belong to ``config``.
 
-    Args:
-        config: what to run.
-        folder: where everything about the run is kept; it must be new or belong to ``config``.
-        options: how to run it.
-        stop: looked at after every batch; if set, the state is saved and `Interrupted` raised.
-        on_progress: called after every stream batch.
-
-    Where a process group of torch is up, all of its processes have to call this; they make the run
-    together, and process 0 writes.
+    ``stop`` is looked at after every batch; if set, the state is saved and `Interrupted` raised.
+    ``on_progress`` is called after every batch. Where a process group of torch is up, all of its
+    processes have to call this; they make the run together, and process 0 writes.
     """
     stop, options = StopRequest() if stop is None else stop, options or RunOptions()
     processes = current().holding(replicated=True)
@@ -272,7 +253,7 @@ class _Run:
         self.records.check(written)
         result = summarise(read_lines(self.records.path), self.config.eval_every)
         result = replace(result, records_sha256=written["sha256"])
-        write_result(self.folder / "result.json", result)
+        write_json(self.folder / "result.json", result.to_json())
         remove_checkpoints(self.folder / "checkpoint")
         log.info("complete: %s", result)
         return result
@@ -423,7 +404,7 @@ class _Run:
 def _predictors(learner: Learner | Floor) -> list[str]:
     """What is recorded of a learner: what it predicts with first, then the other predictors.
 
-    Of the paper's EMA only the two networks, as ever.
+    Of the paper's EMA only the two networks.
     """
     if learner.averaging is None:
         return ["online"]

@@ -15,7 +15,8 @@ from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.engines import Job
 from proxreplay.experiments.jobs import Grid
 from proxreplay.experiments.recipes import LPR_PREFIX, find_method
-from proxreplay.experiments.results import read_run, write_text
+from proxreplay.experiments.results import read_run
+from proxreplay.files import write_text
 
 _PAPER: dict[str, list[Any]] = {
     "lr": [0.01, 0.05, 0.1],
@@ -36,15 +37,10 @@ def paper_grid(method_name: str) -> Grid:
 
 @dataclass(frozen=True)
 class Stage:
-    """One grid over one method; its winner is what the next stage starts from.
+    """One grid over one method; its winner is what the next stage starts from."""
 
-    Args:
-        method: what is run.
-        grid: values to try, by key.
-    """
-
-    method: str
-    grid: Grid
+    method: str  # what is run
+    grid: Grid  # values to try, by key
 
 
 def stages(method_name: str, grid: Grid | None) -> list[Stage]:

@@ -145,16 +145,10 @@ TRACKERS: Mapping[str, Callable[[RunConfig, Path, str | None], Tracker]] = {
 
 
 class Tracking:
-    """The trackers of one attempt at a run.
+    """The trackers of one attempt at a run; ``earlier`` is what earlier attempts recorded.
 
     A tracker that fails is given up with a warning, and the run goes on: `hand_over` can hand the
     tracker everything later.
-
-    Args:
-        names: which trackers.
-        config: of the run.
-        folder: of the run.
-        earlier: what earlier attempts recorded, tracked or not.
     """
 
     def __init__(

@@ -61,12 +61,7 @@ class Refreshing:
         self._waiting: Mapping[str, Any] | None = None
 
     def begin(self, model: nn.Module, optimizer: Optimizer) -> GramRule:
-        """Make the rule, or keep the one there is for this model, and attach it.
-
-        Args:
-            model: as the framework has it.
-            optimizer: that trains it, also wrapped.
-        """
+        """Make the rule, or keep the one there is for this model; attach it to the optimizer."""
         if self.rule is None or self._model is not unwrap(model):
             made = self._make(unwrap(model))
             if not isinstance(made, GramRule):
@@ -83,11 +78,7 @@ class Refreshing:
         return self.rule
 
     def before_step(self, step: int) -> bool:
-        """Refresh if that is due before optimizer step ``step``; asking again does nothing.
-
-        Args:
-            step: optimizer steps made so far.
-        """
+        """Refresh if that is due after ``step`` optimizer steps; asking again does nothing."""
         due = self._refreshed_at is None or step - self._refreshed_at >= self.every
         if self.rule is None or not due:
             return False

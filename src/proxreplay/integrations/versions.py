@@ -13,11 +13,7 @@ OLDEST = {
 
 
 def check_version(framework: str) -> None:
-    """Refuse a framework that is older than supported.
-
-    Args:
-        framework: its name; it is imported already.
-    """
+    """Refuse a framework, imported already, that is older than supported."""
     found = str(getattr(sys.modules.get(framework), "__version__", "unknown"))
     if _numbers(found) < _numbers(OLDEST[framework]):
         raise InputError(

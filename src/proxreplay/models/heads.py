@@ -106,11 +106,6 @@ def replace_in_optimizer_(
 
     State with the shape of the parameter (momentum, Adam's moments) gets zeros for new rows, and
     loses those that are gone.
-
-    Args:
-        optimizer: which holds the ``old`` parameters.
-        old: before the head has changed its size.
-        new: after that, in the same order.
     """
     swap = {id(a): b for a, b in zip(old, new, strict=True)}
     for group in optimizer.param_groups:

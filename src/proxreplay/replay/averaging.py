@@ -192,10 +192,6 @@ class _Pairs:
     """What belongs together in a model and its average, found once: a walk costs as much as a step.
 
     Tensors are looked up where they hang, so that moved or replaced ones are followed.
-
-    Args:
-        average: the copy.
-        online: the model that is trained.
     """
 
     def __init__(self, average: nn.Module, online: nn.Module) -> None:

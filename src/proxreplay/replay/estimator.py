@@ -288,11 +288,7 @@ def _weights_by_class(
 
 
 class Standardised:
-    """``(x - mean) / std`` of every feature, by a scaler that goes on learning both.
-
-    Args:
-        scaler: has seen all examples so far.
-    """
+    """``(x - mean) / std`` of every feature, by a scaler that goes on learning both."""
 
     def __init__(self, scaler: StandardScaler) -> None:
         self.scaler = scaler

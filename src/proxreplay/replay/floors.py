@@ -101,11 +101,8 @@ class SharedCovariance(Statistic):
     """Streaming LDA (Hayes and Kanan 2020): running class means and one covariance for all.
 
     ``score_c = (m_c - m)' P z - (m_c' P m_c - m' P m) / 2`` with the mean m of the class means and
-    ``P = ((1 - s) C + s tr(C) / d I)^-1``. C is the exact covariance within classes of everything
-    observed; all classes have the same prior.
-
-    Args:
-        options: number of random filters, and the shrinkage s.
+    ``P = ((1 - s) C + s tr(C) / d I)^-1`` with the shrinkage s. C is the exact covariance within
+    classes of everything observed; all classes have the same prior.
     """
 
     def __init__(self, options: FloorOptions = FloorOptions()) -> None:  # noqa: B008 (frozen)
@@ -157,15 +154,8 @@ def _grown(rows: Tensor, size: int) -> Tensor:
 class Floor(Predictor):
     """Learns from a stream like a `Learner`, but takes no gradient step.
 
-    Inputs are never augmented. A batch that is only to be remembered goes to the memory alone.
-
-    Args:
-        statistic: what is kept, and how it predicts.
-        memory: as the methods beside it have.
-        shape: of one input.
-        transform: from stored inputs to what the features are made of.
-        device: where the features are computed; the statistic is kept on the CPU.
-        seed: of the memory.
+    Inputs ``[n, *shape]`` are never augmented. A batch that is only to be remembered goes to the
+    memory alone. Features are computed on ``device``; the statistic is kept on the CPU.
     """
 
     rule = None

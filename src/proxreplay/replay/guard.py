@@ -17,9 +17,7 @@ BATCH_OF_ONE = "Expected more than 1 value per channel"
 class Guard:
     """Puts a model's buffers and the generators back if anything is raised inside.
 
-    Args:
-        model: its weights are not looked at: nothing inside may change them.
-        generators: by purpose.
+    Weights are not looked at: nothing inside may change them.
     """
 
     def __init__(self, model: nn.Module, generators: Mapping[str, torch.Generator]) -> None:

@@ -35,13 +35,9 @@ class TensorKind:
 
 @dataclass(frozen=True)
 class InputKind:
-    """What every input of a learner has in common.
+    """What every input of a learner has in common."""
 
-    Args:
-        tensors: the kind of each tensor, by the names that `named` gives.
-    """
-
-    tensors: dict[str, TensorKind]
+    tensors: dict[str, TensorKind]  # the kind of each tensor, by the names that `named` gives
 
     @classmethod
     def of(cls, inputs: Inputs) -> "InputKind":
@@ -115,12 +111,7 @@ def as_tensor(x: Any, name: str = WHOLE) -> Tensor:
 
 
 def as_inputs(x: Any, floating: torch.dtype) -> Inputs:
-    """Inputs ``[n, ...]`` as tensors, finite, not empty and of equal length.
-
-    Args:
-        x: see `as_tensors`.
-        floating: what floating numbers are cast to, the dtype of the model.
-    """
+    """Inputs ``[n, ...]`` as finite tensors of equal length, floating ones of one dtype."""
     tensors = named(as_tensors(x))
     inputs = unnamed({name: _safe(tensor, floating, name) for name, tensor in tensors.items()})
     check_same_length(inputs, "Learner")

@@ -19,15 +19,10 @@ REACH = 10_000  # how far an integer label may be beyond the outputs of a growin
 
 @dataclass(frozen=True)
 class Admitted:
-    """A batch that may be learned.
+    """A batch that may be learned."""
 
-    Args:
-        batch: those examples that count.
-        counts: for each example that was given, whether it counts: its weight is above 0; None if
-            all do.
-    """
-
-    batch: Batch
+    batch: Batch  # those examples that count
+    # for each example that was given, whether it counts: its weight is above 0; None if all do
     counts: Tensor | None = None
 
     def ids(self, stored: Tensor) -> tuple[int, ...]:
@@ -41,25 +36,16 @@ class Admitted:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model gives for one input.
+    """What a model gives for one input."""
 
-    Args:
-        number: of outputs.
-        direct: whether calling the model with the inputs gives the logits; if not, it is called in
-            another way, or gives an object that holds them.
-    """
-
-    number: int
+    number: int  # of outputs
+    # whether calling the model with the inputs gives the logits; if not, it is called in another
+    # way, or gives an object that holds them
     direct: bool = True
 
 
 class Intake:
-    """What a learner has met so far; only a batch that is good in all respects changes it.
-
-    Args:
-        floating: the dtype of the model, to which floating inputs are cast.
-        heads: those of the model that grow with the labels.
-    """
+    """What a learner has met so far; only a batch that is good in all respects changes it."""
 
     def __init__(self, floating: torch.dtype, heads: Sequence[GrowingHead]) -> None:
         self.floating = floating
@@ -77,14 +63,10 @@ class Intake:
         check: Callable[[Batch], None] = lambda batch: None,
         sample_weight: Any = None,
     ) -> Admitted:
-        """Check a stream batch and take note of what is new in it.
+        """Check a stream batch, as `Learner.learn` takes it, and take note of what is new in it.
 
-        Args:
-            x: inputs ``[n, ...]``, or a `Batch` (without ``y``), or one example.
-            y: labels ``[n]``, or that of the one example.
-            try_out: from one input to what the model gives for it.
-            check: raises if there is something else against the batch.
-            sample_weight: how much each example counts, ``[n]``; None for all the same.
+        ``try_out`` gives what the model makes of one input; ``check`` raises if there is something
+        else against the batch.
         """
         given = x if isinstance(x, Batch) else None
         if (given is None) == (y is None):

@@ -179,7 +179,9 @@ class Learner(Saving, Admitting):
                         self.together.average_(self.model)
                         guard.check_finite(loss)
                 if self.rule is not None:
-                    self.rule.observe(batch, self._reference(self.rule, replay))
+                    own = self.rule.reference_samples  # None: compared with what was replayed
+                    reference = replay if own is None else self.views.draw(own, "reference")
+                    self.rule.observe(batch, reference)
                     self.rule.step_()
                 self.optimizer.step()
                 if self.averaging is not None:
@@ -205,12 +207,8 @@ class Learner(Saving, Admitting):
     def refresh(self, inputs: Any = None) -> int | None:
         """Rebuild the rule now; `learn` does so by itself when it is due.
 
-        Args:
-            inputs: what must not be forgotten, ``[n, ...]`` as `learn` takes them; None for
-                ``refresh_samples`` examples of the memory.
-
-        Returns:
-            How many examples it was rebuilt from; None if it was not.
+        ``inputs``, as `learn` takes them, must not be forgotten; None for ``refresh_samples``
+        examples of the memory. Returns how many it was rebuilt from; None if it was not.
         """
         empty = inputs is None and len(self.memory) == 0
         if empty or self.rule is None or not self.rule.needs_refresh:
@@ -230,16 +228,13 @@ class Learner(Saving, Admitting):
 
     @changing
     def forget(self, *, label: Any = None, ids: Iterable[int] | Tensor | None = None) -> int:
-        """Delete remembered examples and rebuild the rule from those that remain.
+        """Delete remembered examples and rebuild the rule; returns how many of them were stored.
 
         Their bytes are overwritten. What the weights have learned stays in them (docs/replay.md).
 
         Args:
             label: all examples of that class; it is not predicted until it is learned again.
             ids: instead of ``label``, single examples (`Learned.ids`).
-
-        Returns:
-            How many examples were stored and are deleted.
         """
         if (label is None) == (ids is None):
             raise InputError("Learner.forget: give either label=... or ids=...")
@@ -285,11 +280,6 @@ class Learner(Saving, Admitting):
 
     def __repr__(self) -> str:
         return summary(self)
-
-    def _reference(self, rule: GradientRule, replay: Batch | None) -> Batch | None:
-        """What the rule compares this step with: a draw of its own, or what was replayed."""
-        own = rule.reference_samples
-        return replay if own is None else self.views.draw(own, "reference")
 
     def _remember(self, admitted: Admitted) -> Learned:
         incoming = admitted.batch

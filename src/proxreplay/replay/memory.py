@@ -450,12 +450,7 @@ class RingMemory(Memory):
 
 
 class UnlimitedMemory(Memory):
-    """Everything that was ever added and not removed.
-
-    Args:
-        device: where the examples live; None for wherever the first batch is.
-        shared_by: as for `Memory`.
-    """
+    """Everything that was ever added and not removed."""
 
     def __init__(
         self,

@@ -47,9 +47,7 @@ class Observer(Protocol):
     def watch(self, learner: "Learner", loss: Loss) -> Loss:
         """Called once, when the learner is complete; returns the loss that each step calls.
 
-        Args:
-            learner: whose steps there are to see.
-            loss: its loss, or what an observer before this one has returned.
+        ``loss`` is the learner's, or what an observer before this one has returned.
         """
 
 

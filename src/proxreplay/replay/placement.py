@@ -23,17 +23,11 @@ _SAFE_CHANNELS = 8
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a model is and in which form it takes its inputs.
+    """Where a model is and in which form it takes its inputs."""
 
-    Args:
-        device: of the model.
-        dtype: of its parameters; floating inputs are cast to it.
-        channels_last: whether 4-d tensors are kept in NHWC order.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
-    channels_last: bool
+    device: torch.device  # of the model
+    dtype: torch.dtype  # of its parameters; floating inputs are cast to it
+    channels_last: bool  # whether 4-d tensors are kept in NHWC order
 
     @classmethod
     def of(cls, model: nn.Module, device: torch.device | str | None, channels_last: bool) -> Self:

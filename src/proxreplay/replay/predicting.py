@@ -51,16 +51,7 @@ def changing(method: _Method) -> _Method:
 
 
 class Predictor:
-    """The half of a `Learner` that changes nothing.
-
-    Args:
-        model: from inputs to logits.
-        averaging: an average of its weights, which predicts in its place or beside it.
-        transform: from stored inputs to what the model sees.
-        device: where the model goes; None for where it is.
-        channels_last: whether 4-d tensors are kept in NHWC order.
-        call: from the model and inputs to logits; None for the usual way (`logits_of`).
-    """
+    """The half of a `Learner` that changes nothing; it takes those arguments of the learner's."""
 
     def __init__(
         self,
@@ -186,12 +177,8 @@ class Predictor:
     ) -> float:
         """The share of inputs whose label is predicted; labels never met count as errors.
 
-        Args:
-            x: inputs ``[n, ...]``; without ``y``, any source that `Learner.learn_stream` takes.
-            y: labels ``[n]``.
-            batch_size: see `logits`.
-            online: see `logits`.
-            predictor: see `logits`.
+        Without ``y``, ``x`` is any source that `Learner.learn_stream` takes. For the others see
+        `logits`.
         """
         name = self._predictor("online" if online else predictor)
         hits = total = 0

@@ -10,16 +10,13 @@ from torch import Tensor
 
 @dataclass
 class Group:
-    """The examples that compete for the same places.
+    """The examples that compete for the same places."""
 
-    Args:
-        heap: ``(weight, id)`` of those stored, smallest first.
-        bar: the largest weight ever turned away. Only larger ones are let in, also where a removal
-            has left room, so that what is stored is always *all* examples above one weight: a
-            uniform sample of those seen and not removed.
-    """
-
+    # (weight, id) of those stored, smallest first
     heap: list[tuple[float, int]] = field(default_factory=list)
+    # the largest weight ever turned away. Only larger ones are let in, also where a removal has
+    # left room, so that what is stored is always *all* examples above one weight: a uniform sample
+    # of those seen and not removed
     bar: float = -math.inf
 
     def offer(self, weight: float, identity: int, quota: int) -> int | None:

@@ -20,9 +20,6 @@ class Storage:
     row outlives it here, neither in a slot nor behind the last one. The last size of a floating
     field other than inputs may change from batch to batch; what is missing is NaN. The field
     ``weight`` may come later than others, and is 1 where it is missing.
-
-    Args:
-        device: where the rows live; None for wherever the first ones come from.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
@@ -90,13 +87,9 @@ class Storage:
         rows: Mapping[str, Tensor] | None = None,
         limit: int | None = None,
     ) -> None:
-        """Let some rows go and store others, with one write per field.
+        """Let the rows ``gone`` go and store others under ``ids``, with one write per field.
 
-        Args:
-            gone: ids of the rows to overwrite.
-            ids: of the new rows.
-            rows: the new rows, ``[len(ids), ...]`` for every field.
-            limit: rows to allocate at the most; None for no limit.
+        At most ``limit`` rows are allocated; None for no limit.
         """
         before, after = len(self), len(self) - len(gone) + len(ids)
         holes = [self.slots.pop(i) for i in gone]

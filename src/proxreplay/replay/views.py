@@ -21,14 +21,7 @@ See = Callable[[Inputs, torch.Generator | None], Inputs]
 
 
 class Views:
-    """Draws from a memory and shows batches to a model.
-
-    Args:
-        memory: what is drawn from.
-        see: from stored inputs to what the model sees; a generator switches augmentation on.
-        device: of the model.
-        seed: of all generators, one per purpose.
-    """
+    """Draws from a memory and shows batches to a model: ``see`` augments with a generator."""
 
     def __init__(self, memory: Memory, see: See, device: torch.device, seed: int) -> None:
         self.memory = memory
@@ -58,14 +51,7 @@ class Views:
 
 
 class Provider:
-    """Gives a loss what it asks for beside the batches (`Needs`): stored logits, a teacher.
-
-    Args:
-        model: whose logits are stored, and whose copies teach.
-        needs: of the loss.
-        averaging: the average of the weights, for a loss that is taught by it.
-        call: how a model is called; see `logits_of`.
-    """
+    """Gives a loss what it asks for beside the batches (`Needs`): stored logits, a teacher."""
 
     def __init__(
         self,

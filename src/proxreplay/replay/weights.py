@@ -16,10 +16,7 @@ from proxreplay.replay.inputs import as_tensor
 def as_weights(given: Any, n: int, floating: torch.dtype) -> Tensor | None:
     """The weights of ``n`` examples, ``[n]``; None if none are given.
 
-    Args:
-        given: numbers of at least 0, one per example; a number alone for one example.
-        n: how many examples there are.
-        floating: the dtype of the model; weights have it, or float32 where that is wider.
+    They have the dtype of the model, or float32 where that is wider.
     """
     if given is None:
         return None
@@ -42,12 +39,7 @@ def as_weights(given: Any, n: int, floating: torch.dtype) -> Tensor | None:
 
 
 def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
-    """``sum_i w_i v_i / sum_i w_i``, 0 if nothing has weight; the plain mean without weights.
-
-    Args:
-        values: one per example, ``[n]``.
-        weight: ``[n]``, at least 0.
-    """
+    """``sum_i w_i v_i / sum_i w_i``, 0 if nothing has weight; the plain mean without weights."""
     if weight is None:
         return values.mean()
     return (weight * values).sum() / at_least_tiny(weight.sum())

@@ -20,23 +20,14 @@ Line = tuple[Array, Array]  # where on the horizontal axis, and what was measure
 
 @dataclass(frozen=True)
 class Curve:
-    """Mean and range over seeds.
+    """Mean and range over seeds."""
 
-    Args:
-        label: of the group.
-        index: of the group in its section; it decides the colour everywhere.
-        x: ``[J]``.
-        mean: ``[J]``, NaN where nothing was measured.
-        low: ``[J]``, the lowest seed.
-        high: ``[J]``, the highest seed.
-    """
-
-    label: str
-    index: int
-    x: Array
-    mean: Array
-    low: Array
-    high: Array
+    label: str  # of the group
+    index: int  # of the group in its section; it decides the colour everywhere
+    x: Array  # [J]
+    mean: Array  # [J], NaN where nothing was measured
+    low: Array  # [J], the lowest seed
+    high: Array  # [J], the highest seed
 
 
 def drawable(section: Section) -> list[Measure]:
@@ -47,13 +38,7 @@ def drawable(section: Section) -> list[Measure]:
 
 
 def curves(section: Section, measure: Measure, points: int = 600) -> list[Curve]:
-    """One curve for every group of a section that has the data.
-
-    Args:
-        section: whose groups are drawn.
-        measure: what is drawn.
-        points: at most about so many per curve.
-    """
+    """One curve of at most about so many points for every group of a section that has the data."""
     lengths = _task_lengths(section)
     return [
         curve

@@ -15,17 +15,12 @@ COARSE_SHARE = 0.05  # evaluations further apart than this share of a task miss 
 
 @dataclass(frozen=True)
 class Caution:
-    """Something to keep in mind.
+    """Something to keep in mind."""
 
-    Args:
-        level: ``serious`` if numbers are missing or wrong for it, ``note`` otherwise.
-        text: what, and the way out.
-        details: one line each, for who wants to know more.
-    """
-
+    # serious if numbers are missing or wrong for it, note otherwise
     level: Literal["serious", "note"]
-    text: str
-    details: tuple[str, ...] = ()
+    text: str  # what, and the way out
+    details: tuple[str, ...] = ()  # one line each, for who wants to know more
 
 
 # The verdict -------------------------------------------------------------------------------------
@@ -143,33 +138,28 @@ def _left_out(study: Study) -> list[Caution]:
 
 def section_warnings(section: Section) -> list[Caution]:
     """What limits the numbers of one section."""
+    before = (_few_seeds(section), _uneven_seeds(section))
+    after = (_memory_not_full(section), _untreated(section), *_paper_notes(section))
     return [
-        *_few_seeds(section),
-        *_uneven_seeds(section),
+        *(Caution("note", text) for text in before if text),
         *_coarse_evaluation(section),
-        *_memory_not_full(section),
-        *_untreated(section),
-        *_paper_differs(section),
+        *(Caution("note", text) for text in after if text),
     ]
 
 
-def _few_seeds(section: Section) -> list[Caution]:
-    few = [g for g in section.groups if 0 < len(g.complete) < FEW_SEEDS]
+def _few_seeds(section: Section) -> str | None:
+    done = {group.label: len(group.complete) for group in section.groups}
+    few = [f"{label}: {seeds}" for label, seeds in done.items() if 0 < seeds < FEW_SEEDS]
     if not few:
-        return []
-    seeds = ", ".join(f"{g.label}: {len(g.complete)}" for g in few[:8])
-    more = f" and {len(few) - 8} more" if len(few) > 8 else ""
-    text = f"Few seeds ({seeds}{more}): standard errors and intervals are rough. Give at least 5."
-    return [Caution("note", text)]
+        return None
+    return f"Few seeds ({_some(few, 8)}): standard errors and intervals are rough. Give at least 5."
 
 
-def _uneven_seeds(section: Section) -> list[Caution]:
-    seeds = {g.label: {r.config.seed for r in g.complete if r.config} for g in section.groups}
-    done = {label: found for label, found in seeds.items() if found}
-    if len({frozenset(found) for found in done.values()}) < 2:
-        return []
-    text = "The methods were not run with the same seeds; differences use the shared ones only."
-    return [Caution("note", text)]
+def _uneven_seeds(section: Section) -> str | None:
+    seeds = {frozenset(r.config.seed for r in g.complete if r.config) for g in section.groups}
+    if len(seeds - {frozenset()}) < 2:
+        return None
+    return "The methods were not run with the same seeds; differences use the shared ones only."
 
 
 def _coarse_evaluation(section: Section) -> list[Caution]:
@@ -197,37 +187,28 @@ def _batches_per_task(run: StoredRun) -> float:
     return float((path.positions[-1] + 1) / (path.tasks[-1] + 1))
 
 
-def _memory_not_full(section: Section) -> list[Caution]:
+def _memory_not_full(section: Section) -> str | None:
     for run in section.runs:
-        if run.recorded is None or run.config is None or run.config.capacity is None:
-            continue
-        if run.status != "complete":
+        if run.status != "complete" or run.recorded is None or run.config is None:
             continue
         arrived = int(run.recorded.accuracy.positions[-1] + 1) * run.config.batch_size
-        if arrived < run.config.capacity:
-            text = (
+        if run.config.capacity is not None and arrived < run.config.capacity:
+            return (
                 f"The memory of {run.config.capacity:,} never filled: about {arrived:,} examples "
+                "arrived. This is replay of everything."
             )
-            return [Caution("note", text + "arrived. This is replay of everything.")]
-    return []
+    return None
 
 
-def _untreated(section: Section) -> list[Caution]:
+def _untreated(section: Section) -> str | None:
     left = {name: why for run in section.runs for name, why in run.untreated.items()}
-    if not left:
-        return []
-    names = "; ".join(f"{name} ({why})" for name, why in list(left.items())[:6])
-    more = f" and {len(left) - 6} more" if len(left) > 6 else ""
-    return [Caution("note", f"LPR leaves some layers as they are: {names}{more}.")]
+    names = [f"{name} ({why})" for name, why in left.items()]
+    return f"LPR leaves some layers as they are: {_some(names, 6, '; ')}." if names else None
 
 
-def _paper_differs(section: Section) -> list[Caution]:
-    notes = {
-        row.note: None
-        for group in section.groups
-        if (row := paper_row_of(section, group)) and row.note
-    }
-    return [Caution("note", note) for note in notes if note]
+def _paper_notes(section: Section) -> list[str | None]:
+    rows = [paper_row_of(section, group) for group in section.groups]
+    return list(dict.fromkeys(row.note for row in rows if row))
 
 
 def _line(problem: str | None) -> str:
@@ -240,9 +221,14 @@ def _count(runs: Sequence[StoredRun]) -> str:
     return "1 run is" if len(runs) == 1 else f"{len(runs)} runs are"
 
 
-def _names(runs: Sequence[StoredRun], most: int = 6) -> str:
-    names = ", ".join(run.folder.name for run in runs[:most])
-    return names if len(runs) <= most else f"{names} and {len(runs) - most} more"
+def _names(runs: Sequence[StoredRun]) -> str:
+    return _some([run.folder.name for run in runs], 6)
+
+
+def _some(names: Sequence[str], most: int, between: str = ", ") -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return between.join(names[:most]) + more
 
 
 def headline(study: Study) -> str:
@@ -251,6 +237,5 @@ def headline(study: Study) -> str:
     if not groups:
         return "No run has numbers yet."
     methods = list(dict.fromkeys(g.label for g in groups))
-    what = ", ".join(methods[:4]) + (f" and {len(methods) - 4} more" if len(methods) > 4 else "")
     where = ", ".join(dict.fromkeys(s.benchmark for s in study.sections))
-    return f"{what} on {where}"
+    return f"{_some(methods, 4)} on {where}"

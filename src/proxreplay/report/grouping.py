@@ -24,19 +24,12 @@ Cache = dict[Path, tuple[object, StoredRun]]
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed only.
+    """Runs that differ in their seed only."""
 
-    Args:
-        label: tells the group from the others of its section.
-        method: as users write it.
-        settings: what was compared, by dotted key, the same for all its runs.
-        runs: in order of seeds.
-    """
-
-    label: str
-    method: str
-    settings: Mapping[str, Any]
-    runs: tuple[StoredRun, ...]
+    label: str  # tells the group from the others of its section
+    method: str  # as users write it
+    settings: Mapping[str, Any]  # what was compared, by dotted key, the same for all its runs
+    runs: tuple[StoredRun, ...]  # in order of seeds
 
     @property
     def complete(self) -> tuple[StoredRun, ...]:
@@ -61,18 +54,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Section:
-    """Everything about one stream with one size of memory.
+    """Everything about one stream with one size of memory."""
 
-    Args:
-        benchmark: as users write it.
-        memory: examples remembered; None without limit.
-        groups: methods, each with its seeds.
-        changes: what the stream has other than the benchmark's own, by key.
-    """
-
-    benchmark: str
-    memory: int | None
-    groups: tuple[Group, ...]
+    benchmark: str  # as users write it
+    memory: int | None  # examples remembered; None without limit
+    groups: tuple[Group, ...]  # methods, each with its seeds
+    # what the stream has other than the benchmark's own, by key
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -98,7 +85,8 @@ class Section:
         if self.changes or self.benchmark not in BENCHMARKS or group.method not in METHODS:
             return False
         own = compared(configure(self.benchmark, group.method))
-        return all(group.settings[key] == own[key] for key in own.keys() - _LEFT_OPEN)
+        fixed = {key: value for key, value in own.items() if key not in _LEFT_OPEN}
+        return fixed.items() <= group.settings.items()  # LPR without omega_0 has no beta
 
     @property
     def runs(self) -> tuple[StoredRun, ...]:
@@ -122,14 +110,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Study:
-    """What a report is about.
+    """What a report is about."""
 
-    Args:
-        sections: one for every benchmark and size of memory.
-        lost: runs that cannot be read, and those of groups in which no run has numbers.
-    """
-
-    sections: tuple[Section, ...]
+    sections: tuple[Section, ...]  # one for every benchmark and size of memory
+    # runs that cannot be read, and those of groups in which no run has numbers
     lost: tuple[StoredRun, ...] = ()
 
     @property
@@ -141,9 +125,7 @@ class Study:
 def read_study(folders: Sequence[Path], cache: Cache | None = None) -> Study:
     """Every run at or below the folders, in whatever state it is.
 
-    Args:
-        folders: run folders, or folders that hold some.
-        cache: filled with what was read; runs whose files did not change are taken from it.
+    ``cache`` is filled with what was read; runs whose files did not change are taken from it.
     """
     cache = {} if cache is None else cache
     runs = []

@@ -17,25 +17,15 @@ from proxreplay import __version__
 from proxreplay.errors import DataError
 from proxreplay.evaluation.measures import MAIN
 from proxreplay.evaluation.trajectory import Array
-from proxreplay.experiments.results import StoredRun, write_text
+from proxreplay.experiments.results import StoredRun
+from proxreplay.files import write_text
 from proxreplay.report.commands import run_command
 from proxreplay.report.curves import Curve, curves, drawable, task_accuracy_map
-from proxreplay.report.findings import (
-    headline,
-    section_warnings,
-    study_warnings,
-    verdict,
-)
-from proxreplay.report.grouping import Cache, Group, Section, Study, read_study
+from proxreplay.report.findings import headline, section_warnings, study_warnings, verdict
+from proxreplay.report.grouping import Cache, Section, Study, read_study
 from proxreplay.report.paper import paper
 from proxreplay.report.plots import MOST_SWITCHES
-from proxreplay.report.tables import (
-    FEW_SEEDS,
-    comparisons,
-    further_table,
-    main_table,
-    tables_of,
-)
+from proxreplay.report.tables import FEW_SEEDS, comparisons, further_table, main_table, tables_of
 
 CURVES_AT_FIRST = 8  # more than that are switched off until asked for
 MAPS = 8
@@ -43,19 +33,12 @@ MAPS = 8
 
 @dataclass(frozen=True)
 class ReportSummary:
-    """What a report was made of.
+    """What a report was made of."""
 
-    Args:
-        path: the page.
-        runs: how many runs were found.
-        statuses: how many are complete, incomplete, failed and broken.
-        verdict: the sentences at the top of the page.
-    """
-
-    path: Path
-    runs: int
-    statuses: dict[str, int]
-    verdict: tuple[str, ...]
+    path: Path  # the page
+    runs: int  # how many runs were found
+    statuses: dict[str, int]  # how many are complete, incomplete, failed and broken
+    verdict: tuple[str, ...]  # the sentences at the top of the page
 
     @property
     def unfinished(self) -> bool:
@@ -72,11 +55,8 @@ def write_report(
 ) -> ReportSummary:
     """Write one HTML page about every run at or below the folders.
 
-    Args:
-        folders: run folders, or folders that hold some.
-        out: the page to write.
-        reload_seconds: how often the page reloads itself while runs are unfinished; None for never.
-        cache: kept between calls, it spares reading runs again that have not changed.
+    While runs are unfinished, the page reloads itself every ``reload_seconds``. A ``cache`` that is
+    kept between calls spares reading runs again that have not changed.
     """
     study = _read_some(folders, cache)
     write_text(out, _encodable(render(study, reload_seconds=reload_seconds)))
@@ -140,9 +120,9 @@ def render(study: Study, *, reload_seconds: int | None = None) -> str:
 
 def _section(number: int, section: Section) -> dict[str, Any]:
     main, further = main_table(section), further_table(section)
-    maps = [
-        _map(group.label, task_accuracy_map(group, section.tasks)) for group in _with_map(section)
-    ]
+    recorded = [g for g in section.groups if any(run.recorded is not None for run in g.runs)]
+    mapped = recorded[:MAPS] if 1 < section.tasks <= MOST_SWITCHES else []
+    maps = [_map(group.label, task_accuracy_map(group, section.tasks)) for group in mapped]
     return {
         "id": f"section-{number}",
         "title": section.title,
@@ -163,11 +143,6 @@ def _section(number: int, section: Section) -> dict[str, Any]:
         "has_curves": section.tasks > 0,
         "data": _data(section),
     }
-
-
-def _with_map(section: Section) -> list[Group]:
-    shown = [g for g in section.groups if any(run.recorded is not None for run in g.runs)]
-    return shown[:MAPS] if 1 < section.tasks <= MOST_SWITCHES else []
 
 
 def _protocol(section: Section) -> str:
@@ -298,12 +273,7 @@ def _best_first(section: Section) -> list[str]:
 
 
 def _numbers(curve: Curve) -> dict[str, list[float | None]]:
-    return {
-        "x": _rounded(curve.x),
-        "mean": _rounded(curve.mean),
-        "low": _rounded(curve.low),
-        "high": _rounded(curve.high),
-    }
+    return {name: _rounded(getattr(curve, name)) for name in ("x", "mean", "low", "high")}
 
 
 def _rounded(values: Array) -> list[float | None]:

@@ -29,17 +29,11 @@ ONLINE_NOTE = (
 
 @dataclass(frozen=True)
 class PaperRow:
-    """One row of one of the paper's tables.
+    """One row of one of the paper's tables."""
 
-    Args:
-        method: as the paper prints it.
-        measures: Acc, AAA and WC-Acc by key.
-        note: what to know before comparing.
-    """
-
-    method: str
-    measures: Mapping[str, Estimate]
-    note: str | None = None
+    method: str  # as the paper prints it
+    measures: Mapping[str, Estimate]  # Acc, AAA and WC-Acc by key
+    note: str | None = None  # what to know before comparing
 
 
 @lru_cache

@@ -25,17 +25,12 @@ FEW_SEEDS = 5  # with fewer, standard errors are too rough to call anything best
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: a label and an estimate for every column.
+    """One line of a table: a label and an estimate for every column."""
 
-    Args:
-        label: of the method.
-        estimates: None where there is no number.
-        source: who measured it; a ``difference`` is second minus first and printed with its sign,
-            a ``ceiling`` competes with no method.
-    """
-
-    label: str
-    estimates: tuple[Estimate | None, ...]
+    label: str  # of the method
+    estimates: tuple[Estimate | None, ...]  # None where there is no number
+    # who measured it; a difference is second minus first and printed with its sign, a
+    # ceiling competes with no method
     source: Literal["ours", "paper", "difference", "ceiling"] = "ours"
 
     @property
@@ -46,17 +41,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of estimates under named columns.
+    """Rows of estimates under named columns."""
 
-    Args:
-        title: what it is about.
-        columns: the measures.
-        rows: one per method, the paper's after ours.
-    """
-
-    title: str
-    columns: tuple[Measure, ...]
-    rows: tuple[Row, ...]
+    title: str  # what it is about
+    columns: tuple[Measure, ...]  # the measures
+    rows: tuple[Row, ...]  # one per method, the paper's after ours
 
     def is_best(self, row: Row, column: int) -> bool:
         """Whether the number is the best of its source, or tied with it.
@@ -82,8 +71,7 @@ class Table:
 def comparison_rows(runs: Mapping[str, Sequence[StoredRun]]) -> list[Row]:
     """One row per method, then its difference from the first on the seeds that both completed.
 
-    Args:
-        runs: by the label of their method, in any state; the first is the reference.
+    Runs are in any state, by the label of their method.
     """
     results = {
         label: {run.config.seed: run.result for run in found if run.config and run.result}

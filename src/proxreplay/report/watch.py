@@ -22,13 +22,6 @@ def watch_report(
 
     The page reloads itself while runs are unfinished. Each version replaces the last one as a
     whole, so a browser never sees half of it. Folders without runs yet are waited for.
-
-    Args:
-        folders: run folders, or folders that hold some; they may appear later.
-        out: the page.
-        interval: seconds between looks at the folders.
-        stop: ends the watch.
-        on_write: called after every rewrite.
     """
     positive(interval=interval)
     stop = threading.Event() if stop is None else stop

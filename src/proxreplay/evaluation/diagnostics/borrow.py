@@ -8,12 +8,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def borrowed_gradients(model: nn.Module, gradients: Mapping[str, Tensor]) -> Iterator[None]:
-    """Put copies of these gradients in place, and none elsewhere; on leaving the old ones are back.
-
-    Args:
-        model: whose parameters lend their ``grad``.
-        gradients: by the name of the parameter.
-    """
+    """Put copies of these gradients, by parameter, in place; on leaving the old ones are back."""
     parameters = dict(model.named_parameters())
     before = {name: parameter.grad for name, parameter in parameters.items()}
     try:

@@ -24,17 +24,12 @@ SOURCES: tuple[Source, ...] = ("new", "replay", "all")
 
 @dataclass(frozen=True)
 class Ratios:
-    """``||P^-1 g|| / ||g||`` for the gradient of the new data, of the replayed data and of both.
+    """``||P^-1 g|| / ||g||`` for the gradient of the new data, of the replayed data and of both."""
 
-    Args:
-        overall: over all layers that the rule changes side by side; NaN where there is no gradient.
-        layers: for each of these layers.
-        lr: the learning rate.
-    """
-
+    # over all layers that the rule changes side by side; NaN where there is no gradient
     overall: Mapping[Source, float]
-    layers: Mapping[str, Mapping[Source, float]]
-    lr: float | None = None
+    layers: Mapping[str, Mapping[Source, float]]  # for each of these layers
+    lr: float | None = None  # the learning rate
 
     @property
     def effective_lr(self) -> float | None:
@@ -108,16 +103,9 @@ class GradientRatios:
     def measure(
         self, loss: Loss, incoming: Batch, replay: Batch | None, called: nn.Module | None = None
     ) -> Tensor:
-        """Compute the loss and hand its ratios on.
+        """Compute the loss, with its graph ready for ``backward``, and hand its ratios on.
 
-        Args:
-            loss: as the learner has it.
-            incoming: as for the loss.
-            replay: as for the loss.
-            called: what the loss calls, where that is not the model itself.
-
-        Returns:
-            The loss, with its graph ready for ``backward``.
+        ``called`` is what the loss calls, where that is not the model itself.
         """
         called = self.model if called is None else called
         with _outputs(called) as calls:

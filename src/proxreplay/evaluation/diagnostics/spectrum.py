@@ -54,13 +54,9 @@ def shrinkage_matrix(model: nn.Module, name: str, rule: GradientRule) -> Tensor:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The eigenvalues of one layer's shrinkage: 1 leaves a direction free, 0 closes it.
+    """The eigenvalues of one layer's shrinkage: 1 leaves a direction free, 0 closes it."""
 
-    Args:
-        eigenvalues: ``[groups * d]``, ascending.
-    """
-
-    eigenvalues: Tensor
+    eigenvalues: Tensor  # [groups * d], ascending
 
     def shrunk_by(self, share: float) -> int:
         """How many directions lose more than this share of their gradient."""
@@ -81,13 +77,7 @@ class Spectrum:
 def shrinkage_spectrum(
     model: nn.Module, rule: GradientRule, layers: Sequence[str]
 ) -> dict[str, Spectrum]:
-    """The spectrum of each layer's shrinkage.
-
-    Args:
-        model: the rule's.
-        rule: refreshed.
-        layers: names of modules in the model.
-    """
+    """The spectrum of the shrinkage of each named layer, by a rule that is refreshed."""
     spectra = {}
     for name in layers:
         Lambda = shrinkage_matrix(model, name, rule)
