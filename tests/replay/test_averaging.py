@@ -121,44 +121,58 @@ def test_update_alone_follows_growth() -> None:
     torch.testing.assert_close(ema.model.head.weight, model.head.weight)
 
 
-def test_a_new_class_gives_the_online_network_more_weight_until_the_average_knows_it() -> None:
-    """`weight` against its definition: the share of the average from steps since the class came."""
+def test_the_online_network_has_more_weight_for_a_class_until_the_average_knows_it() -> None:
+    """Against the definition: the share of the average from the steps since each class came."""
     ema = EMA(nn.Linear(1, 1), momentum=0.9)
-    assert ema.weight == 0
+    assert ema.weights(2).tolist() == [0, 0]
     ema.meet_([0, 1])
     for _ in range(50):
         ema.update_()
-    before = ema.weight
-    assert before == pytest.approx(0.36 / 3 + 0.54 / 2)
+    before = ema.weights(2).tolist()
+    assert before == pytest.approx([0.36 / 3 + 0.54 / 2] * 2)
     ema.meet_([1, 0])
-    assert ema.weight == before
-    ema.meet_([1, 2])
-    assert ema.weight == pytest.approx(0.36 / 3)
+    assert ema.weights(2).tolist() == before
+    ema.meet_([1, 3])
+    assert ema.weights(4).tolist() == pytest.approx([*before, before[0], 0.36 / 3])  # 2 never came
     for _ in range(7):
         ema.update_()
     known = sum(step_weights(57, 0.9, "debiased")[-7:])
-    assert ema.weight == pytest.approx(0.36 * 57 / 157 + 0.54 * known * 7 / 57)
+    grown = 0.36 * 57 / 157
+    old, new = grown + 0.54 * 57 / 107, grown + 0.54 * known * 7 / 57
+    assert ema.weights(4).tolist() == pytest.approx([old, old, old, new])
     for _ in range(100_000 // 50):
         ema.update_()
-    assert ema.weight < 0.9
+    assert ema.weights(4).max() < 0.9
+
+
+@pytest.mark.parametrize("start", ["debiased", "copy"])
+def test_a_class_that_never_came_counts_as_there_from_the_start(start: str) -> None:
+    told, untold = (EMA(nn.Linear(1, 1), momentum=0.9, start=start) for _ in range(2))
+    told.meet_([0, 1, 2])
+    for _ in range(9):
+        told.update_()
+        untold.update_()
+    torch.testing.assert_close(untold.weights(3), told.weights(3))
 
 
 @given(
     average=st.lists(st.floats(-50, 50), min_size=3, max_size=3),
     online=st.lists(st.floats(-50, 50), min_size=3, max_size=3),
-    steps=st.integers(0, 20),
+    steps=st.integers(0, 12),
 )
 def test_both_and_blend_are_means_of_probabilities(
     average: list[float], online: list[float], steps: int
 ) -> None:
     ema = EMA(nn.Linear(1, 1))
-    for _ in range(steps):
+    for step in range(steps):
+        ema.meet_([step // 4])
         ema.update_()
     a, o = (torch.tensor([z], dtype=torch.float64) for z in (average, online))
-    for predict, weight in (("both", 0.5), ("blend", ema.weight), ("average", 1), ("online", 0)):
+    blend = ema.weights(3)
+    for predict, weight in (("both", 0.5), ("blend", blend), ("average", 1), ("online", 0)):
         expected = weight * a.softmax(1) + (1 - weight) * o.softmax(1)
         found = ema.combined(a, o, predict).softmax(1)
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(found, expected / expected.sum(), rtol=1e-9, atol=1e-12)
 
 
 def test_an_inactive_class_stays_out_of_the_race() -> None:
@@ -185,11 +199,25 @@ def test_state_goes_round() -> None:
         train_step(network, 1)
         average.meet_([0, 1])
         average.update_()
-    assert other.weight == ema.weight
+    assert torch.equal(other.weights(3), ema.weights(3))
     for a, b in zip(
         ema.model.state_dict().values(), other.model.state_dict().values(), strict=True
     ):
         assert torch.equal(a, b)
+
+
+def test_the_state_of_a_version_that_knew_only_the_newest_class_is_taken() -> None:
+    """Its blend had one weight for all classes, which stays until another class comes."""
+    ema = EMA(nn.Linear(1, 1), momentum=0.9)
+    ema.update_()
+    saved = ema.state_dict() | {"steps": 60, "since": 10, "settled": 0.25, "classes": [0, 1]}
+    del saved["arrived"]
+    ema.load_state_dict(saved)
+    weight = 0.36 * 60 / 160 + 0.54 * 0.25 * 10 / 60
+    assert ema.weights(2).tolist() == pytest.approx([weight, weight])
+    ema.meet_([2])
+    ema.update_()
+    assert ema.weights(3).argmin() == 2
 
 
 def test_another_average_is_refused() -> None:

@@ -553,10 +553,11 @@ def test_each_predictor_is_what_its_name_says() -> None:
         learner.model.eval()
         online = learner.model(seen)
     assert torch.equal(learner.logits(images, online=True), online)
-    weight = learner.averaging.weight
-    assert 0 < weight < 0.9
+    weight = learner.averaging.weights(online.shape[1]).float()
+    assert (weight > 0).all()
+    assert (weight < 0.9).all()
     blend = weight * average.softmax(1) + (1 - weight) * online.softmax(1)
-    torch.testing.assert_close(learner.predict_proba(images), blend)
+    torch.testing.assert_close(learner.predict_proba(images), blend / blend.sum(1, keepdim=True))
     both = (average.softmax(1) + online.softmax(1)) / 2
     torch.testing.assert_close(learner.predict_proba(images, predictor="both"), both)
     with pytest.raises(InputError, match="predictor=best; give one of average, online"):

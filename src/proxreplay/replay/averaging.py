@@ -4,7 +4,6 @@ See docs/averaging.md for what it is worth.
 """
 
 import copy
-import math
 from collections.abc import Iterable
 from typing import Any, Self
 
@@ -68,9 +67,9 @@ class EMA:
             ) from error
         self._pairs = _Pairs(self.model, model)
         self.steps = 0
-        self.since = 0  # steps since the newest class came
-        self.settled = 0.0  # share of the average that is from those steps
-        self.classes: set[int] = set()
+        self.arrived: dict[int, int] = {}  # the number of steps when each class came
+        # share of the average that is from the steps since then, in the order of `arrived`
+        self.settled = torch.zeros(0, dtype=torch.float64)
 
     @classmethod
     def of(cls, model: nn.Module, options: AveragingOptions) -> Self:
@@ -87,7 +86,6 @@ class EMA:
         torch._foreach_lerp_(*floating, gain)
         if others[0]:
             torch._foreach_copy_(*others)
-        self.since += 1
         self.settled += gain * (1 - self.settled)
 
     def _gain(self) -> float:
@@ -107,26 +105,37 @@ class EMA:
     def meet_(self, classes: Iterable[int]) -> None:
         """Follow the head, and note the classes of a batch before it is learned.
 
-        The average knows nothing of new ones; only `weight` depends on them.
+        The average knows nothing of new ones; only `weights` depend on them.
         """
         self.follow_growth_()
-        new = set(classes) - self.classes
-        if new:
-            self.classes |= new
-            self.since, self.settled = 0, 0.0
+        new = sorted(set(classes) - self.arrived.keys())
+        self.arrived |= dict.fromkeys(new, self.steps)
+        self.settled = torch.cat([self.settled, self.settled.new_zeros(len(new))])
 
-    @property
-    def weight(self) -> float:
-        """The weight of the average's probabilities in a blend, from 0 to 0.9.
+    def weights(self, outputs: int) -> Tensor:
+        """The weight of the average's probability of each class in a blend, from 0 to 0.9.
 
-            w = 0.36 t / (t + 100) + 0.54 f s / (s + 50)
+            w_c = 0.36 t / (t + 100) + 0.54 f_c s_c / (s_c + 50)
 
-        after ``t`` steps, ``s`` of them since the newest class came; ``f`` is the share of the
-        average that is from those ``s``. Right after a new class, which the average does not know
-        yet, the online network has most of the say.
+        after ``t`` steps, ``s_c`` of them since class ``c`` came; ``f_c`` is the share of the
+        average that is from those ``s_c``. So the online network has most of the say about a class
+        that the average does not know yet, and the average about all others. A class that never
+        came counts as there from the start.
+
+        Args:
+            outputs: how many classes.
+
+        Returns:
+            ``[outputs]``, in float64.
         """
-        t, s = self.steps, self.since
-        return 0.36 * t / (t + 100) + 0.54 * self.settled * s / (s + 50)
+        t = self.steps
+        whole = 1 - self.options.momentum**t if self.options.start == "copy" else float(t > 0)
+        since = torch.full((outputs,), float(t), dtype=torch.float64)
+        settled = torch.full_like(since, whole)
+        met = torch.tensor(list(self.arrived), dtype=torch.long)
+        since[met] -= torch.tensor(list(self.arrived.values()), dtype=torch.float64)
+        settled[met] = self.settled
+        return 0.36 * t / (t + 100) + 0.54 * settled * since / (since + 50)
 
     def combined(self, average: Tensor, online: Tensor, predict: str | None = None) -> Tensor:
         """Logits ``[n, classes]`` from the logits of both networks.
@@ -135,19 +144,21 @@ class EMA:
             average: logits of the average.
             online: logits of the model that is trained.
             predict: ``average`` or ``online`` for one of them; ``both`` for the mean of their
-                probabilities, ``blend`` for the mean with `weight`; None for the option. Of a mean,
-                these are the logarithms.
+                probabilities, ``blend`` for the mean with `weights`, class by class and then
+                normalised; None for the option. Of a mean, these are the logarithms.
         """
         predict = self.options.predict if predict is None else predict
         if predict in ("average", "online"):
             return average if predict == "average" else online
-        weight = 0.5 if predict == "both" else self.weight
-        if weight == 0:
-            return online
-        return torch.logaddexp(
-            average.log_softmax(dim=1) + math.log(weight),
-            online.log_softmax(dim=1) + math.log(1 - weight),
+        outputs = average.shape[1]
+        blend = predict == "blend"
+        weights = self.weights(outputs) if blend else average.new_full((outputs,), 0.5)
+        weights = weights.to(average)
+        mean = torch.logaddexp(
+            average.log_softmax(dim=1) + weights.log(),
+            online.log_softmax(dim=1) + (1 - weights).log(),
         )
+        return mean.log_softmax(dim=1) if blend else mean
 
     def state_dict(self) -> dict[str, Any]:
         """The average, its options and how far it has come."""
@@ -156,9 +167,9 @@ class EMA:
             "start": self.options.start,
             "predict": self.options.predict,
             "steps": self.steps,
-            "since": self.since,
+            "classes": list(self.arrived),
+            "arrived": list(self.arrived.values()),
             "settled": self.settled,
-            "classes": sorted(self.classes),
             "model": self.model.state_dict(),
         }
 
@@ -169,9 +180,13 @@ class EMA:
             raise InputError(f"EMA: {self.options}, but the saved average was made with {saved}.")
         self.model.load_state_dict(state["model"])
         self.steps = state.get("steps", 0)
-        self.since = state.get("since", 0)
-        self.settled = state.get("settled", 0.0)
-        self.classes = set(state.get("classes", ()))
+        classes = state.get("classes", [])
+        # earlier versions knew when the newest class came, which then stood for all of them
+        newest = self.steps - state.get("since", 0)
+        arrived = state.get("arrived", [newest] * len(classes))
+        self.arrived = dict(zip(classes, arrived, strict=True))
+        settled = torch.as_tensor(state.get("settled", 0.0), dtype=torch.float64)
+        self.settled = settled.expand(len(classes)).clone()
 
 
 def options_of(state: dict[str, Any]) -> AveragingOptions:
