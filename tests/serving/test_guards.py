@@ -1,5 +1,6 @@
 """A guard stops learning or goes back, once, and says so."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.serving.streams import batches, make, poison
 FEW = DurableOptions(snapshot_every=4)
 
 
-def learned(tmp_path: Path, guard: GuardOptions) -> DurableLearner:
+def learned(tmp_path: Path, guard: GuardOptions | None) -> DurableLearner:
     durable = DurableLearner(tmp_path / "d", make(), options=FEW, guard=guard)
     for x, y in batches(10):
         durable.learn(x, y)
@@ -35,6 +36,21 @@ def test_a_loss_that_is_not_finite_stops_learning_until_resumed(tmp_path: Path) 
             durable.learn(x, y)
         durable.resume()
         assert durable.learn(x, y).sequence == 14
+
+
+def test_a_stop_outlives_a_deletion_and_a_restart(tmp_path: Path) -> None:
+    """A deletion drops the reasons of earlier stops, which may name somebody; not the stops."""
+    with learned(tmp_path, None) as durable:
+        durable.rollback(9, "ada sent it")
+        durable.stop("ada called")
+        durable.forget(label=0)
+        durable.forget(label=1)
+        notes = [note for _, _, _, note, _ in durable.history()]
+        assert notes[:2] == ["to 9", "the reason is deleted"]
+        assert all(re.fullmatch(r"\d+ ids", str(note)) for note in notes[2:])
+    durable = DurableLearner(tmp_path / "d", make(), options=FEW)
+    with durable, pytest.raises(StoppedError, match="the reason is deleted"):
+        durable.learn(*batches(1)[0])
 
 
 def test_a_guard_goes_back_to_the_last_good_snapshot(tmp_path: Path) -> None:
@@ -75,6 +91,13 @@ def test_a_guard_watches_accuracy_and_recall_also_across_a_restart(
             durable._worker.drain()
         assert told
         assert "is below 0.6" in told[0]
+    with DurableLearner(tmp_path / "d", make(), options=FEW, guard=guard) as durable:
+        durable.resume()  # somebody has looked: a new window starts, also across a restart
+        durable.learn(x, [1] * 4)
+    with DurableLearner(tmp_path / "d", make(), options=FEW, guard=guard) as durable:
+        durable.learn(-x, [0] * 4)
+        durable._worker.drain()
+        assert durable.stopped is None
 
 
 def test_a_command_line_names_labels_whatever_they_are() -> None:

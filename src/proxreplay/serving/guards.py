@@ -4,7 +4,7 @@ from collections import deque
 from typing import Any
 
 from proxreplay.options import GuardOptions
-from proxreplay.serving.events import ROLLBACK, Outcome
+from proxreplay.serving.events import RESUME, ROLLBACK, Outcome
 
 
 class Guard:
@@ -23,8 +23,8 @@ class Guard:
         self._seen: deque[tuple[int, bool]] = deque(maxlen=options.window)
 
     def observe(self, outcome: Outcome) -> None:
-        """Take note of an event without judging; going back starts a new window."""
-        if outcome.kind == ROLLBACK:
+        """Take note of an event without judging; going back or on starts a new window."""
+        if outcome.kind in (ROLLBACK, RESUME):
             self._seen.clear()
         self._seen.extend(zip(outcome.classes, outcome.hits, strict=False))
 
