@@ -19,7 +19,7 @@ from proxreplay.errors import InputError
 from proxreplay.models import slim_resnet18, small_cnn
 from proxreplay.options import DurableOptions, GuardOptions, ServeOptions
 from proxreplay.serving import DurableLearner, Follower, bodies
-from proxreplay.serving.access import Access
+from proxreplay.serving.access import Access, token_from
 from proxreplay.serving.api import make_app
 from proxreplay.serving.service import Service
 from tests.serving.streams import batches, make, poison
@@ -401,7 +401,10 @@ def test_tokens_hosts_and_origins(tmp_path: Path) -> None:
         assert post("/learn", json=body, headers={"origin": HOST}).status_code == 202
 
 
-def test_tokens_that_cannot_do_their_work_are_refused() -> None:
+def test_tokens_that_cannot_do_their_work_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"\xff" * 20)
+    with pytest.raises(InputError, match="ASCII"):
+        Access(token_from("read", tmp_path / "key"), "w" * 16)
     read, write = "r" * 16, "w" * 16
     for wrong, told in (
         ((read, read), "the same"),

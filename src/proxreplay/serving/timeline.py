@@ -171,10 +171,14 @@ class Timeline:
         """Take note of an outcome; it is written with some others, as soon as there is room."""
         self._outcomes.append(outcome)
         if len(self._outcomes) >= OUTCOMES_PER_WRITE:
-            try:
-                self.flush()
-            except StorageError as error:
-                log.error("outcomes wait to be written: %s", error)
+            self.try_flush()
+
+    def try_flush(self) -> None:
+        """Write what is not written yet; what cannot be is made again by replaying."""
+        try:
+            self.flush()
+        except StorageError as error:
+            log.error("outcomes wait to be written: %s", error)
 
     def flush(self) -> None:
         """Write outcomes and keys that are not written yet."""
