@@ -100,6 +100,23 @@ def test_a_guard_watches_accuracy_and_recall_also_across_a_restart(
         assert durable.stopped is None
 
 
+def test_a_snapshot_that_nobody_has_judged_is_not_good(tmp_path: Path) -> None:
+    """Otherwise every return keeps some of what was wrong, and the next one more of it."""
+    guard = GuardOptions(action="rollback", accuracy=0.6, window=16)
+    x, states = torch.zeros(4, 8), []
+    x[:, 0] = 5
+    few = DurableOptions(snapshot_every=1)
+    with DurableLearner(tmp_path / "d", make(), options=few, guard=guard) as durable:
+        for _ in range(8):
+            durable.learn(torch.cat([x, -x]), [0] * 4 + [1] * 4)
+        for _ in range(12):  # what was 0 is called 1 now, and the other way round
+            durable.learn(torch.cat([x, -x]), [1] * 4 + [0] * 4)
+            if durable.history()[-1:] and durable.history()[-1][0] == durable.applied:
+                states.append(durable.learner.model.linear1.weight.clone())
+    assert len(states) > 2
+    assert all(torch.equal(state, states[0]) for state in states)
+
+
 def test_a_command_line_names_labels_whatever_they_are() -> None:
     """``--recall 7=0.5`` is about the number 7, and about a label that is called "7"."""
     watched = _guard("stop", None, ["7=0.5"], 2)

@@ -22,6 +22,12 @@ class Guard:
         self.options = options
         self._seen: deque[tuple[int, bool]] = deque(maxlen=options.window)
 
+    @property
+    def content(self) -> bool:
+        """Whether what was learned is judged: the window is full, or nothing is in it yet."""
+        watched = self.options.accuracy is not None or self.options.recall
+        return not watched or len(self._seen) in (0, self.options.window)
+
     def observe(self, outcome: Outcome) -> None:
         """Take note of an event without judging; going back or on starts a new window."""
         if outcome.kind in (ROLLBACK, RESUME):

@@ -185,7 +185,8 @@ class Worker:
 
     @property
     def _good(self) -> bool:
-        return not self._tripped and not self._timeline.stopped
+        content = self._guard is None or self._guard.content
+        return content and not self._tripped and not self._timeline.stopped
 
     def write_snapshot(self) -> None:
         """Write a snapshot of the learner as it is now."""
