@@ -166,14 +166,13 @@ class Endpoints:
             )
 
         ticket = await self._in(self._writing, work)
-        answer = {"sequence": ticket.sequence, "repeated": ticket.repeated, "applied": False}
+        applied = ticket.applied.done() and ticket.applied.exception() is None
+        answer = {"sequence": ticket.sequence, "repeated": ticket.repeated, "applied": applied}
         if wait is None:
             return _json(answer, 202)
         try:
-            applied = asyncio.wrap_future(ticket.applied)
-            outcome = await asyncio.wait_for(
-                asyncio.shield(applied), self.service.options.wait_seconds
-            )
+            applying = asyncio.shield(asyncio.wrap_future(ticket.applied))
+            outcome = await asyncio.wait_for(applying, self.service.options.wait_seconds)
         except TimeoutError:
             return _json(answer, 202)
         status = 200 if outcome.refused is None else 422
