@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,15 +148,14 @@ def one_round(folder: Path, place: Path, told: Told, rng: random.Random) -> Path
     os.close(reading)
     assert port, "the server did not start; its message is above"
     stop = threading.Event()
-    threads = [threading.Thread(target=client, args=(port, told, stop)) for _ in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
-    wait_for_a_moment(told, rng)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    stop.set()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        clients = [pool.submit(client, port, told, stop) for _ in range(CLIENTS)]
+        wait_for_a_moment(told, rng)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        stop.set()
+    for done in clients:
+        done.result()  # raises what a client did not expect
     left = place / f"round-{rng.getrandbits(32):08x}"
     recorded = read_journal(disk, journal)
     after_power_loss(recorded, len(recorded.operations), rng).write_to(left)

@@ -3,6 +3,7 @@
 import base64
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from starlette.testclient import TestClient
 from proxreplay import Learner
 from proxreplay.data import Transform
 from proxreplay.errors import InputError
-from proxreplay.models import slim_resnet18
+from proxreplay.models import slim_resnet18, small_cnn
 from proxreplay.options import DurableOptions, GuardOptions, ServeOptions
-from proxreplay.serving import DurableLearner, Follower
-from proxreplay.serving.access import Access
+from proxreplay.serving import DurableLearner, Follower, bodies
+from proxreplay.serving.access import Access, token_from
 from proxreplay.serving.api import make_app
 from proxreplay.serving.service import Service
 from tests.serving.streams import batches, make, poison
@@ -93,7 +94,8 @@ def test_a_label_that_arrives_later(server: Server) -> None:
     assert (first["sequence"], first["repeated"], again["repeated"]) == (2, False, True)
     assert again["ids"] == first["ids"]
     later = server.client.post("/learn", json=labels)  # whoever does not wait asks for the same
-    assert (later.status_code, later.json()["repeated"]) == (202, True)
+    assert later.status_code == 202
+    assert later.json() == {"sequence": 2, "repeated": True, "applied": True}
     gone = server.client.post("/learn", json={"id": "visit 7", "labels": b.tolist()})
     assert gone.status_code == 404
     assert "no input is kept under the id 'visit 7'" in gone.json()["detail"]
@@ -200,6 +202,38 @@ def test_images_where_the_learner_was_made_for_images(tmp_path: Path, server: Se
     refused = server.client.post("/predict", json={"inputs": images})
     assert refused.status_code == 422
     assert "not made for images" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize("raw", [True, False], ids=["raw", "json"])
+def test_nobody_waits_while_an_image_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: bool
+) -> None:
+    """A small file may hold millions of pixels."""
+    learner = Learner(small_cnn(3, widths=(4, 8)), transform=Transform(scale=255.0))
+    x, file = np.zeros((2, 3, 8, 8), np.uint8), BytesIO()
+    Image.fromarray(x[0].transpose(1, 2, 0)).save(file, "PNG")
+    body = {"inputs": {"images": [base64.b64encode(file.getvalue()).decode()]}}
+    further = {"content": file.getvalue(), "headers": {"content-type": "image/png"}}
+    decode, entered, may_end = bodies.decode, threading.Event(), threading.Event()
+
+    def slow(*given: Any) -> Any:
+        entered.set()
+        may_end.wait()
+        return decode(*given)
+
+    with Server(tmp_path / "d", learner=learner) as server, ThreadPoolExecutor(1) as other:
+        server.learn(x, np.array([0, 1]))
+        monkeypatch.setattr(bodies, "decode", slow)
+        sent: Any = further if raw else {"json": body}
+        waiting = other.submit(server.client.post, "/predict", **sent)
+        entered.wait()
+        timer = threading.Timer(30, may_end.set)
+        timer.start()
+        told = server.client.post("/predict", json={"inputs": x.tolist()})
+        assert (told.status_code, may_end.is_set()) == (200, False)
+        timer.cancel()
+        may_end.set()
+        assert waiting.result().status_code == 200
 
 
 def test_limits_and_wrong_inputs(server: Server) -> None:
@@ -368,7 +402,10 @@ def test_tokens_hosts_and_origins(tmp_path: Path) -> None:
         assert post("/learn", json=body, headers={"origin": HOST}).status_code == 202
 
 
-def test_tokens_that_cannot_do_their_work_are_refused() -> None:
+def test_tokens_that_cannot_do_their_work_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"\xff" * 20)
+    with pytest.raises(InputError, match="ASCII"):
+        Access(token_from("read", tmp_path / "key"), "w" * 16)
     read, write = "r" * 16, "w" * 16
     for wrong, told in (
         ((read, read), "the same"),

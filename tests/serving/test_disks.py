@@ -74,6 +74,19 @@ def test_a_full_disk(disk: Path) -> None:
         assert durable.fingerprint() == fingerprint(twin)
 
 
+def test_a_server_ends_on_a_full_disk(disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    twin = make()
+    with Server(disk / "d", options=OPTIONS) as server:
+        for x, y in STREAM[:3]:
+            assert server.learn(x, y).status_code == 200
+            twin.learn(x, y)
+        make_room = fill(disk)
+    assert "no snapshot was written at the end; the events are kept" in caplog.text
+    make_room()
+    with DurableLearner(disk / "d", make(), options=OPTIONS) as durable:
+        assert durable.fingerprint() == fingerprint(twin)
+
+
 def test_a_disk_that_cannot_be_written_to(disk: Path) -> None:
     with DurableLearner(disk / "d", make(), options=OPTIONS) as durable:
         for x, y in STREAM[:6]:

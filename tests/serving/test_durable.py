@@ -237,6 +237,20 @@ def test_rollback_to_any_event_and_on_from_there(tmp_path: Path) -> None:
             durable.rollback(True)
 
 
+def test_a_way_back_that_leads_over_another_one_is_refused(tmp_path: Path) -> None:
+    """The state after a rollback needs its snapshot: what it went back to may be gone since."""
+    options = DurableOptions(snapshot_every=5)
+    with DurableLearner(tmp_path / "d", make(), options=options) as durable:
+        for x, y in batches(6):
+            durable.learn(x, y)
+        durable.rollback(2)
+        durable.learn(*batches(1)[0])
+        durable.snapshots.remove([7, 0])
+        with pytest.raises(InputError, match="is not there any more; there are snapshots at 5"):
+            durable.rollback(8)
+        assert durable.rollback(6).sequence == 9
+
+
 def test_a_rollback_is_replayed_when_the_snapshot_after_it_is_damaged(tmp_path: Path) -> None:
     options = DurableOptions(snapshot_every=4, keep_snapshots=2, keep_events=2)
     with DurableLearner(tmp_path / "d", make(), options=options) as durable:
@@ -379,6 +393,21 @@ def test_snapshots_and_events_are_kept_to_a_budget(tmp_path: Path) -> None:
             assert set(durable.log.ids_of(f"key {i}")) <= stored | {
                 id_ for _, _, ids in durable.log.snapshots().values() for id_ in ids
             }
+
+
+def test_deletions_and_rollbacks_do_not_use_up_the_ways_back(tmp_path: Path) -> None:
+    """Each writes snapshots of its own; they leave before those that are far apart."""
+    options = DurableOptions(snapshot_every=5, keep_snapshots=5)
+    with DurableLearner(tmp_path / "d", make(), options=options) as durable:
+        for x, y in batches(20):
+            durable.learn(x, y)
+        assert [snapshot.sequence for snapshot in durable.versions()] == [20, 15, 10, 5, 0]
+        for _ in range(4):
+            durable.forget(ids=durable.learner.memory.ids.tolist()[:1])
+        assert [snapshot.sequence for snapshot in durable.versions()] == [28, 27, 24, 15, 10]
+        for back in (24, 15, 10):
+            durable.rollback(back)
+        assert [snapshot.sequence for snapshot in durable.versions()] == [31, 30, 24, 15, 10]
 
 
 def test_age_and_bytes_are_budgets_and_a_clock_may_go_back(tmp_path: Path) -> None:

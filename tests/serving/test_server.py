@@ -3,7 +3,10 @@
 import asyncio
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -47,19 +50,48 @@ def test_a_connection_on_which_no_request_comes_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     """Otherwise a few silent connections keep everybody else out."""
+    with (
+        running(tmp_path, monkeypatch) as address,
+        socket.create_connection(address, timeout=60) as client,
+    ):
+        client.sendall(sent)
+        received = b""
+        while part := client.recv(1000):
+            received += part
+    assert received.count(b"200 OK") == sent.count(ANSWERED)
+
+
+def test_a_client_that_does_not_read_its_answers_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a token: the page may be asked for by anybody."""
+    asked = ANSWERED.replace(b"/health", b"/") * 100
+
+    def ask_on(client: socket.socket) -> None:
+        for _ in range(300):
+            with suppress(TimeoutError):
+                while True:
+                    client.send(asked)
+
+    with running(tmp_path, monkeypatch) as address, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        client.settimeout(0.1)
+        client.connect(address)
+        with pytest.raises(ConnectionError):
+            ask_on(client)
+
+
+@contextmanager
+def running(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A server that loses patience soon, and where it is."""
     monkeypatch.setattr(server, "REQUEST_SECONDS", 0.2)
-    service = Service(DurableLearner(tmp_path / "d", make()))
+    service = Service(DurableLearner(folder / "d", make()))
     with listen("127.0.0.1", 0, 5) as listening:
         uvicorn = server.made(service, Access())
         thread = threading.Thread(target=uvicorn.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
-            with socket.create_connection(listening.getsockname(), timeout=60) as client:
-                client.sendall(sent)
-                received = b""
-                while part := client.recv(1000):
-                    received += part
-            assert received.count(b"200 OK") == sent.count(ANSWERED)
+            yield listening.getsockname()
         finally:
             uvicorn.should_exit = True
             thread.join()

@@ -77,7 +77,7 @@ def token_from(kind: str, file: Path | None) -> str | None:
     """A token from a file, or from the environment; None if there is neither."""
     if file is None:
         return os.environ.get(VARIABLES[kind]) or None
-    token = file.read_text("utf-8").strip()
+    token = file.read_bytes().decode("utf-8", "replace").strip()  # what is not ASCII is refused
     if not token:
         raise InputError(f"{file}: holds no token.")
     return token

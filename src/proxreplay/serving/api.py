@@ -128,8 +128,13 @@ class Endpoints:
                 raise HTTPException(*refusal)
             keep = functools.partial(self.service.durable.keep, asked.id)
 
+        decoded = None
+        if bodies.are_images(asked.inputs):  # other predictions do not wait for this
+            decode = functools.partial(self._inputs, asked, predictor)
+            decoded = await self._in(self._writing, decode)
+
         def work() -> tuple[Any, dict[str, Any]]:
-            inputs = self._inputs(asked, predictor)
+            inputs = self._inputs(asked, predictor) if decoded is None else decoded
             return inputs, asdict(self.service.predict(inputs))
 
         inputs, answer = await self._in(self._predicting, work)
@@ -161,14 +166,13 @@ class Endpoints:
             )
 
         ticket = await self._in(self._writing, work)
-        answer = {"sequence": ticket.sequence, "repeated": ticket.repeated, "applied": False}
+        applied = ticket.applied.done() and ticket.applied.exception() is None
+        answer = {"sequence": ticket.sequence, "repeated": ticket.repeated, "applied": applied}
         if wait is None:
             return _json(answer, 202)
         try:
-            applied = asyncio.wrap_future(ticket.applied)
-            outcome = await asyncio.wait_for(
-                asyncio.shield(applied), self.service.options.wait_seconds
-            )
+            applying = asyncio.shield(asyncio.wrap_future(ticket.applied))
+            outcome = await asyncio.wait_for(applying, self.service.options.wait_seconds)
         except TimeoutError:
             return _json(answer, 202)
         status = 200 if outcome.refused is None else 422
@@ -323,8 +327,7 @@ class Endpoints:
 
     def _from_query(self, kind: str, data: bytes, query: Any) -> dict[str, Any]:
         """The fields of a request whose body is the inputs; ``label`` may be there many times."""
-        inputs = bodies.raw_inputs(kind, data, self.service.current.predictor)
-        fields: dict[str, Any] = {"inputs": [inputs]}
+        fields: dict[str, Any] = {"inputs": [bodies.Raw(kind, data)]}
         for name in ("id", "keys", "idempotency_key"):
             if name in query:
                 fields[name] = query[name]
@@ -354,11 +357,7 @@ class Endpoints:
 
     def _inputs(self, asked: Any, predictor: Any) -> Any:
         """The inputs of a request as an array, of which there may be so many."""
-        given = asked.inputs
-        if isinstance(given, list) and len(given) == 1 and hasattr(given[0], "dtype"):
-            array = given[0]  # from a body that is not JSON
-        else:
-            array = bodies.array_of(given, predictor)
+        array = bodies.array_of(asked.inputs, predictor)
         for part in array.values() if isinstance(array, dict) else (array,):
             if part.ndim and len(part) > self.service.options.batch:
                 raise InputError(

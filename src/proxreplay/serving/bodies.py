@@ -5,6 +5,7 @@ import binascii
 import hashlib
 import json
 import math
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Annotated, Any
 
@@ -26,6 +27,14 @@ HEADER = 10_000  # bytes of the header of an array
 Name = Annotated[StrictStr, Field(min_length=1, max_length=LONGEST)]
 Integer = Annotated[StrictInt, Field(ge=-(2**63), le=2**63 - 1)]
 Sequence = Annotated[StrictInt, Field(ge=0, le=2**63 - 1)]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A body that is not JSON: a ``.npy`` file or one image."""
+
+    content_type: str
+    data: bytes
 
 
 class _Strict(BaseModel):
@@ -106,9 +115,13 @@ def array_of(inputs: Any, predictor: Predictor) -> Any:
     """Inputs of a request as something that a learner takes.
 
     Args:
-        inputs: nested lists, `Npy` or `Images`.
+        inputs: nested lists, `Npy`, `Images` or `Named`; or one `Raw` in a list.
         predictor: says whether images are what it takes.
     """
+    if isinstance(inputs, list) and inputs and isinstance(inputs[0], Raw):
+        if inputs[0].content_type == NPY:
+            return read_npy(inputs[0].data)
+        return _image(inputs[0].data, image_shape(predictor), "the image")[None]
     if isinstance(inputs, Npy):
         return read_npy(_from_base64(inputs.npy))
     if isinstance(inputs, Images):
@@ -150,11 +163,11 @@ def _with_dtype(values: list[Any], kind: TensorKind | None, predictor: Predictor
     return array.astype(wanted)
 
 
-def raw_inputs(content_type: str, body: bytes, predictor: Predictor) -> Any:
-    """The inputs in a body that is not JSON: a ``.npy`` file or one image."""
-    if content_type == NPY:
-        return read_npy(body)
-    return _image(body, image_shape(predictor), "the image")[None]
+def are_images(inputs: Any) -> bool:
+    """Whether making an array of inputs may take long: small files can hold many pixels."""
+    if isinstance(inputs, list) and inputs and isinstance(inputs[0], Raw):
+        return inputs[0].content_type != NPY
+    return isinstance(inputs, Images)
 
 
 def read_npy(data: bytes) -> NDArray[Any]:

@@ -117,7 +117,7 @@ class DurableLearner:
         with self._admitting, self._worker.applying, self._held:
             self._line.refuse()
             if self.log.database.broken is None and self.failure is None:
-                self._timeline.flush()
+                self._timeline.try_flush()
 
     def __enter__(self) -> Self:
         return self

@@ -4,7 +4,7 @@ from collections import deque
 from typing import Any
 
 from proxreplay.options import GuardOptions
-from proxreplay.serving.events import ROLLBACK, Outcome
+from proxreplay.serving.events import RESUME, ROLLBACK, Outcome
 
 
 class Guard:
@@ -22,9 +22,15 @@ class Guard:
         self.options = options
         self._seen: deque[tuple[int, bool]] = deque(maxlen=options.window)
 
+    @property
+    def content(self) -> bool:
+        """Whether what was learned is judged: the window is full, or nothing is in it yet."""
+        watched = self.options.accuracy is not None or self.options.recall
+        return not watched or len(self._seen) in (0, self.options.window)
+
     def observe(self, outcome: Outcome) -> None:
-        """Take note of an event without judging; going back starts a new window."""
-        if outcome.kind == ROLLBACK:
+        """Take note of an event without judging; going back or on starts a new window."""
+        if outcome.kind in (ROLLBACK, RESUME):
             self._seen.clear()
         self._seen.extend(zip(outcome.classes, outcome.hits, strict=False))
 

@@ -1,5 +1,6 @@
 """What stays on disk: snapshots, within a budget, and nothing of what was deleted."""
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -58,19 +59,20 @@ class Keeping:
     def _keep_to_budget(self, time: float) -> None:
         """Drop snapshots, data of events and history that nobody needs."""
         known, sequences = self._log.snapshots(), self._snapshots.sequences()
-        floor = sequences[:2][-1]
+        older = sequences[:2][-1]
+        bases = {older}  # what opening the folder may begin with
         for sequence, _, _, _, there in self._log.kinds((ROLLBACK,)):
-            if sequence > floor and there:
+            if sequence > older and there:
                 row = self._log.row(sequence)
                 assert row is not None
-                floor = min(floor, self._now.event(row).body["base"])
+                bases.add(self._now.event(row).body["base"])
         kept = [
             Kept(s, known[s][0] if s in known else 0.0, self._snapshots.nbytes(s))
             for s in sequences
         ]
         good = [s for s in sequences if s in known and known[s][1]][:1]
-        bodies = [Kept(*row) for row in self._log.sizes()]
-        gone = plan(kept, bodies, self._options, now=time, floor=floor, pinned=good)
+        bodies, floor = [Kept(*row) for row in self._log.sizes()], min(bases)
+        gone = plan(kept, bodies, self._options, now=time, floor=floor, pinned=bases.union(good))
         if gone.bodies_through:
             self._log.drop_bodies(gone.bodies_through)
         if gone.snapshots:
@@ -154,17 +156,18 @@ def plan(
         bodies: data of events, newest first.
         options: the budgets.
         now: in seconds.
-        floor: this snapshot, newer ones and the events after it stay whatever the budgets say.
+        floor: events after it stay whatever the budgets say, and so does the newest snapshot.
         pinned: further snapshots that stay.
 
-    >>> at = [Kept(n, float(n), 1) for n in (30, 20, 10, 0)]
-    >>> plan(at, [], DurableOptions(keep_snapshots=2), now=30.0, floor=20)
-    Plan(snapshots=(10, 0), bodies_through=0)
+    >>> at = [Kept(n, float(n), 1) for n in (300, 200, 101, 100, 0)]
+    >>> plan(at, [], DurableOptions(keep_snapshots=3), now=300.0, floor=200, pinned=[200])
+    Plan(snapshots=(101, 0), bodies_through=0)
     """
     oldest = -float("inf") if options.keep_days is None else now - 86400 * options.keep_days
-    free = [s for s in snapshots if s.sequence < floor and s.sequence not in pinned]
-    beyond = {s.sequence for s in snapshots[options.keep_snapshots :]}
-    gone = {s.sequence for s in free if s.sequence in beyond or s.time < oldest}
+    free = [s for s in snapshots[1:] if s.sequence not in pinned]
+    gone = {s.sequence for s in free if s.time < oldest}
+    left = [s.sequence for s in snapshots if s.sequence not in gone]
+    gone |= _too_many(left, {s.sequence for s in free}, options)
     through = 0
     for place, body in enumerate(bodies):
         if body.sequence <= floor and (place >= options.keep_events or body.time < oldest):
@@ -184,6 +187,24 @@ def plan(
             total -= kept.nbytes
             gone.add(kept.sequence)
     return Plan(tuple(s.sequence for s in snapshots if s.sequence in gone), through)
+
+
+def _too_many(sequences: Sequence[int], free: Collection[int], options: DurableOptions) -> set[int]:
+    """Those close to their neighbours, as deletions and rollbacks write them; then the oldest.
+
+    Args:
+        sequences: of snapshots, newest first.
+        free: which of them may go.
+        options: the budgets.
+    """
+    left = list(sequences)
+    while len(left) > options.keep_snapshots and (may := [s for s in left if s in free]):
+        gaps = {
+            s: after - before for after, s, before in zip(left, left[1:], left[2:], strict=False)
+        }
+        close = [s for s in may if gaps.get(s, math.inf) < 2 * options.snapshot_every]
+        left.remove(min(close, key=gaps.__getitem__, default=may[-1]))
+    return set(sequences).difference(left)
 
 
 def _age(kept: Kept) -> int:

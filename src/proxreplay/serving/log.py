@@ -142,7 +142,9 @@ class EventLog:
         """
         with self.database.transaction() as run:
             run.execute(
-                "UPDATE events SET body = NULL, request = NULL, note = NULL WHERE sequence <= ?",
+                "UPDATE events SET body = NULL, request = NULL, note = CASE kind "
+                "WHEN 'rollback' THEN substr(note, 1, instr(note || ':', ':') - 1) "
+                "WHEN 'stop' THEN 'the reason is deleted' ELSE note END WHERE sequence <= ?",
                 (through,),
             )
             run.execute("UPDATE events SET note = ? WHERE sequence = ?", (note, through))

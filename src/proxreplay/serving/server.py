@@ -13,7 +13,7 @@ from proxreplay.serving.access import Access
 from proxreplay.serving.api import make_app
 from proxreplay.serving.service import Service
 
-REQUEST_SECONDS = 15.0  # to send the head of a request, or the first byte of the next one
+REQUEST_SECONDS = 15.0  # to send the head of a request, or to read something of an answer
 SWITCH = 0.0005  # seconds after which Python lets another thread on; predictions wait less
 
 
@@ -48,19 +48,20 @@ def made(service: Service, access: Access) -> uvicorn.Server:
 
 
 class _Impatient(H11Protocol):
-    """A connection that is closed if no request comes; uvicorn would wait for its head forever."""
+    """A connection that ends if its client does nothing; uvicorn would wait for it forever."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._look(object())
+        self._look(None)
 
     def _look(self, before: Any) -> None:
-        """Look at the connection again and again; ``before``: the request that was over then."""
+        """Look again and again whether it waits for the same thing from the client as before."""
+        unread = self.transport.get_write_buffer_size()
         over = self.cycle is None or self.cycle.response_complete
-        if over and self.cycle is before:
-            self.transport.close()
-        elif not self.transport.is_closing():
-            now = self.cycle if over else object()
+        now = (self.cycle, unread) if over or unread else None
+        if now is not None and now == before:
+            self.transport.abort()
+        else:
             self._next = self.loop.call_later(REQUEST_SECONDS, self._look, now)
 
     def connection_lost(self, exc: Exception | None) -> None:

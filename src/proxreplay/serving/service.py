@@ -1,12 +1,13 @@
 """A durable learner behind a server: one thread learns, predictions never wait for it."""
 
+import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from proxreplay.errors import InputError
+from proxreplay.errors import CheckpointError, InputError, StorageError
 from proxreplay.options import ServeOptions
 from proxreplay.serving.durable import DurableLearner
 from proxreplay.serving.events import Outcome
@@ -17,6 +18,7 @@ from proxreplay.serving.published import Prediction, Published
 WINDOW = 1000  # examples of the prequential accuracy that is shown
 REMEMBERED = 20_000  # outcomes for the page
 POINTS = 200  # of its curve
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class Service:
             try:
                 if self.source.failure is None and self.source.applied > self.source.version:
                     self.source.snapshot()
+            except (CheckpointError, StorageError) as error:
+                log.error("no snapshot was written at the end; the events are kept: %s", error)
             finally:
                 self.source.close()
 

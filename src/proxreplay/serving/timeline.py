@@ -62,7 +62,8 @@ class Timeline:
         """The newest intact snapshot and the events after it.
 
         Args:
-            window: how many earlier outcomes to tell of, too; those before a rollback do not count.
+            window: how many earlier outcomes to tell of, too; those before a rollback or resume do
+                not count.
         """
         latest = max(self.snapshots.sequences(), default=0)
         if latest > self.log.last:
@@ -74,9 +75,9 @@ class Timeline:
         base, state = self._newest_intact(self.log.last)
         self.learner.load_state_dict(state)
         self.applied = self.version = base
-        went_back = max((row[0] for row in self.log.kinds((ROLLBACK,))), default=0)
+        anew = max((row[0] for row in self.log.kinds((ROLLBACK, RESUME))), default=0)
         for outcome in self.log.outcomes(window):
-            if went_back < outcome.sequence <= base:
+            if anew < outcome.sequence <= base:
                 yield outcome
         threads = state["durable"].get("threads")
         if self.log.last > base and threads != torch.get_num_threads():
@@ -126,7 +127,8 @@ class Timeline:
         try:
             base, _ = self._newest_intact(to)
             for row in self.log.rows(base + 1, to):
-                self.event(row)
+                if self.event(row).kind == ROLLBACK:  # what it went back to may be gone
+                    raise CheckpointError(f"event {row.sequence} went back itself")
         except CheckpointError as error:
             there = ", ".join(map(str, self.snapshots.sequences()))
             raise InputError(
@@ -169,10 +171,14 @@ class Timeline:
         """Take note of an outcome; it is written with some others, as soon as there is room."""
         self._outcomes.append(outcome)
         if len(self._outcomes) >= OUTCOMES_PER_WRITE:
-            try:
-                self.flush()
-            except StorageError as error:
-                log.error("outcomes wait to be written: %s", error)
+            self.try_flush()
+
+    def try_flush(self) -> None:
+        """Write what is not written yet; what cannot be is made again by replaying."""
+        try:
+            self.flush()
+        except StorageError as error:
+            log.error("outcomes wait to be written: %s", error)
 
     def flush(self) -> None:
         """Write outcomes and keys that are not written yet."""

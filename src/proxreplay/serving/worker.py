@@ -8,7 +8,17 @@ import torch
 
 from proxreplay.errors import CheckpointError, DivergenceError, InputError, StorageError
 from proxreplay.options import GuardOptions
-from proxreplay.serving.events import FORGET, LEARN, MARK, REMEMBER, ROLLBACK, STOP, Event, Outcome
+from proxreplay.serving.events import (
+    FORGET,
+    LEARN,
+    MARK,
+    REMEMBER,
+    RESUME,
+    ROLLBACK,
+    STOP,
+    Event,
+    Outcome,
+)
 from proxreplay.serving.guards import Guard
 from proxreplay.serving.keeping import Keeping
 from proxreplay.serving.line import Line, Ticket
@@ -129,7 +139,7 @@ class Worker:
             self._try_deletions()
         if event.kind in (ROLLBACK, STOP):
             self._tripped = False
-        if self._guard is not None and event.kind == ROLLBACK:
+        if self._guard is not None and event.kind in (ROLLBACK, RESUME):
             self._guard.observe(outcome)
         elif self._guard is not None and event.kind in (LEARN, REMEMBER) and not self._tripped:
             reason = self._guard.judge(outcome, self._timeline.learner.labels)
@@ -175,7 +185,8 @@ class Worker:
 
     @property
     def _good(self) -> bool:
-        return not self._tripped and not self._timeline.stopped
+        content = self._guard is None or self._guard.content
+        return content and not self._tripped and not self._timeline.stopped
 
     def write_snapshot(self) -> None:
         """Write a snapshot of the learner as it is now."""
