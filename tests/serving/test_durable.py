@@ -351,6 +351,22 @@ def test_one_writer_and_followers(tmp_path: Path) -> None:
         assert durable.applied == 7
 
 
+def test_a_follower_goes_back_with_the_writer(tmp_path: Path) -> None:
+    stream = batches(7)
+    with DurableLearner(tmp_path / "d", make(), options=FEW) as durable:
+        for x, y in stream:
+            durable.learn(x, y)
+        follower = Follower.open(tmp_path / "d")
+        assert follower.version == 6
+        durable.rollback(3)
+        assert follower.update()
+        assert fingerprint(follower.learner) == durable.fingerprint()
+    twin = make()
+    for x, y in stream[:3]:
+        twin.learn(x, y)
+    assert fingerprint(follower.learner) == fingerprint(twin)
+
+
 def test_foreign_and_missing_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "f").mkdir()
     (tmp_path / "f" / "thesis.txt").write_text("mine")
