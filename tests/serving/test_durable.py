@@ -364,7 +364,7 @@ def test_a_follower_goes_back_with_the_writer(tmp_path: Path) -> None:
     twin = make()
     for x, y in stream[:3]:
         twin.learn(x, y)
-    assert fingerprint(follower.learner) == fingerprint(twin)
+    assert torch.equal(follower.learner.logits(x), twin.logits(x))  # ids go on from where they were
 
 
 def test_foreign_and_missing_folders_are_refused(tmp_path: Path) -> None:
