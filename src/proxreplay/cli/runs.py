@@ -262,7 +262,7 @@ def make(planned: "Sequence[Job]", where: Where = _WHERE) -> None:
     group = _process_group(planned, engine)
     # the group first: a signal ends a process that waits for the others
     with group, stop_on_signals() as stop, StudyDisplay(console, len(planned)) as display:
-        outcomes = engine.make(planned, stop, display.on_progress, display.on_outcome)
+        outcomes = engine.make(planned, stop, display)
     for outcome in outcomes:
         if outcome.status == "complete":
             tell_missing(outcome.job.folder)

@@ -42,21 +42,27 @@ class Outcome:
     problem: str | None = None
 
 
-OnProgress = Callable[[Job, Progress], None]
-OnOutcome = Callable[[Outcome], None]
+Outcomes = list[Outcome]
+
+
+class Audience:
+    """Who is told how runs go on; this one does not listen."""
+
+    def on_progress(self, job: Job, at: Progress) -> None:
+        """A run has done another batch."""
+
+    def on_outcome(self, outcome: Outcome) -> None:
+        """A run is over."""
+
+
+NOBODY = Audience()
 
 
 class Engine(Protocol):
     """Makes runs. Jobs not started when a stop is requested are left out of the outcomes."""
 
-    def make(
-        self,
-        jobs: Sequence[Job],
-        stop: StopRequest,
-        on_progress: OnProgress = lambda job, progress: None,
-        on_outcome: OnOutcome = lambda outcome: None,
-    ) -> list[Outcome]:
-        """Make every run; report progress and, once each, what became of it."""
+    def make(self, jobs: Sequence[Job], stop: StopRequest, told: Audience = NOBODY) -> Outcomes:
+        """Make every run; tell of its progress and, once each, what became of it."""
         ...
 
 
@@ -85,45 +91,29 @@ def lost(job: Job, problem: str) -> Outcome:
 class InlineEngine:
     """One run after the other in this process."""
 
-    def make(
-        self,
-        jobs: Sequence[Job],
-        stop: StopRequest,
-        on_progress: OnProgress = lambda job, progress: None,
-        on_outcome: OnOutcome = lambda outcome: None,
-    ) -> list[Outcome]:
+    def make(self, jobs: Sequence[Job], stop: StopRequest, told: Audience = NOBODY) -> Outcomes:
         """Make every run, in order."""
         outcomes = []
         for job in jobs:
             if stop:
                 break
-            outcome = make_one(job, stop, lambda progress, job=job: on_progress(job, progress))  # type: ignore[misc]
-            on_outcome(outcome)
+            outcome = make_one(job, stop, lambda progress, job=job: told.on_progress(job, progress))  # type: ignore[misc]
+            told.on_outcome(outcome)
             outcomes.append(outcome)
         return outcomes
 
 
 @dataclass(frozen=True)
 class ProcessEngine:
-    """Several runs at a time, each in a process of its own kind that is reused for the next.
+    """Several runs at a time, each in a process of its own kind that is reused for the next."""
 
-    Args:
-        processes: how many at a time.
-    """
-
-    processes: int
+    processes: int  # how many at a time
 
     def __post_init__(self) -> None:
         if self.processes < 1:
             raise InputError(f"jobs={self.processes}; give at least 1.")
 
-    def make(
-        self,
-        jobs: Sequence[Job],
-        stop: StopRequest,
-        on_progress: OnProgress = lambda job, progress: None,
-        on_outcome: OnOutcome = lambda outcome: None,
-    ) -> list[Outcome]:
+    def make(self, jobs: Sequence[Job], stop: StopRequest, told: Audience = NOBODY) -> Outcomes:
         """Make every run; a process that dies costs its own run only."""
         waiting = deque(jobs)
         workers = [_Worker() for _ in range(min(self.processes, len(jobs)))]
@@ -144,9 +134,9 @@ class ProcessEngine:
                     message = worker.receive()
                     if isinstance(message, Progress):
                         assert worker.job is not None
-                        on_progress(worker.job, message)
+                        told.on_progress(worker.job, message)
                     else:
-                        on_outcome(message)
+                        told.on_outcome(message)
                         outcomes.append(message)
                         worker.job = None
         except BaseException:  # such as a second Ctrl-C: stop at once; checkpoints stay

@@ -51,19 +51,13 @@ class Channel:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a worker must have in common with the driver.
+    """What a worker must have in common with the driver."""
 
-    Args:
-        marker: a file in the folder of the study that is there while the driver is at work.
-        cwd: the driver's working folder, which relative paths in a configuration start from.
-        data: what the driver sees of the data: names in each folder, nothing for a file.
-        versions: of what decides the results.
-    """
-
-    marker: Path
-    cwd: Path
+    marker: Path  # a file in the folder of the study that is there while the driver is at work
+    cwd: Path  # the driver's working folder, which relative paths in a configuration start from
+    # what the driver sees of the data: names in each folder, nothing for a file
     data: tuple[tuple[Path, tuple[str, ...]], ...]
-    versions: tuple[tuple[str, str], ...]
+    versions: tuple[tuple[str, str], ...]  # of what decides the results
 
     def check(self) -> None:
         """Raise an InputError that names what this node does not have."""

@@ -17,19 +17,10 @@ import torch
 from proxreplay.batch import Batch
 from proxreplay.data import Stream, Subset
 from proxreplay.distributed import Processes, compare, current
-from proxreplay.errors import (
-    CheckpointError,
-    DataError,
-    DivergenceError,
-    ProxreplayError,
-)
+from proxreplay.errors import CheckpointError, DataError, DivergenceError, ProxreplayError
 from proxreplay.evaluation import evaluate_each
 from proxreplay.experiments.build import build_learner, build_stream
-from proxreplay.experiments.checkpoint import (
-    load_checkpoint,
-    remove_checkpoints,
-    save_checkpoint,
-)
+from proxreplay.experiments.checkpoint import load_checkpoint, remove_checkpoints, save_checkpoint
 from proxreplay.experiments.config import RunConfig, differences
 from proxreplay.experiments.configure import declared
 from proxreplay.experiments.diagnose import Diagnostics

@@ -453,10 +453,7 @@ class UnlimitedMemory(Memory):
     """Everything that was ever added and not removed."""
 
     def __init__(
-        self,
-        *,
-        device: torch.device | str | None = None,
-        shared_by: Processes | None = None,
+        self, *, device: torch.device | str | None = None, shared_by: Processes | None = None
     ) -> None:
         self._set_up(None, None, device, shared_by)
 

@@ -19,27 +19,17 @@ WIDE = 384  # columns from which on ``Z'Z`` is multiplied by halves
 
 @dataclass(frozen=True)
 class Prices:
-    """What the parts of the work cost, in nanoseconds of one core at float32.
+    """What the parts of the work cost, in nanoseconds of one core at float32."""
 
-    Args:
-        multiply: one multiply-add of a large product.
-        read: one element of an operand of a product.
-        row: one row of both operands.
-        transform: one multiply-add of a transform, whose other operand is as long as the data.
-        start: one product of a batch of products.
-        call: one call of torch.
-        gather: one element copied into patches.
-        move: one element copied, added or written.
-    """
-
-    multiply: float = 0.0225
-    read: float = 0.27
-    row: float = 2.0
+    multiply: float = 0.0225  # one multiply-add of a large product
+    read: float = 0.27  # one element of an operand of a product
+    row: float = 2.0  # one row of both operands
+    # one multiply-add of a transform, whose other operand is as long as the data
     transform: float = 0.03
-    start: float = 300.0
-    call: float = 5000.0
-    gather: float = 4.5
-    move: float = 0.6
+    start: float = 300.0  # one product of a batch of products
+    call: float = 5000.0  # one call of torch
+    gather: float = 4.5  # one element copied into patches
+    move: float = 0.6  # one element copied, added or written
 
     def product(self, count: float, rows: float, left: float, right: float) -> float:
         """``count`` products ``[rows, left]' [rows, right]``."""
@@ -49,19 +39,12 @@ class Prices:
 
 @dataclass(frozen=True)
 class Work:
-    """A convolution whose Gram matrix is wanted.
+    """A convolution whose Gram matrix is wanted."""
 
-    Args:
-        plan: its geometry.
-        n: examples.
-        groups: as the layer's.
-        channels: of the input, a group.
-    """
-
-    plan: LagPlan
-    n: int
-    groups: int
-    channels: int
+    plan: LagPlan  # its geometry
+    n: int  # examples
+    groups: int  # as the layer's
+    channels: int  # of the input, a group
 
     @property
     def lengths(self) -> list[int]:

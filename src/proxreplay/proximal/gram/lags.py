@@ -36,12 +36,9 @@ class LagPlan:
     A *cell* is a product ``A'B`` of the input with itself: in every dimension either over all
     places at one lag, or at one slab. Cells are sums over examples, so they can be added up over
     batches before `assemble` makes the Gram matrix of them.
-
-    Args:
-        axes: the dimensions.
     """
 
-    axes: tuple[Axis, ...]
+    axes: tuple[Axis, ...]  # the dimensions
 
     @cached_property
     def moving(self) -> tuple[int, ...]:

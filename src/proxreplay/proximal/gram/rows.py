@@ -83,15 +83,10 @@ class Rows(ABC):
 
 @dataclass(frozen=True)
 class Roots:
-    """Roots of weights ``W``, by which rows are multiplied already.
+    """Roots of weights ``W``, by which rows are multiplied already."""
 
-    Args:
-        each: ``[n]``, of every row, or of every example.
-        sum: of the weights.
-    """
-
-    each: Tensor
-    sum: float
+    each: Tensor  # [n], of every row, or of every example
+    sum: float  # of the weights
 
     @classmethod
     def of(cls, weights: Sequence[float], like: Tensor, times: int = 1) -> Self:
@@ -116,14 +111,10 @@ class Roots:
 
 @dataclass(frozen=True)
 class DenseRows(Rows):
-    """Rows that exist as a tensor. Several maps may read them: sums are worked out once.
+    """Rows that exist as a tensor. Several maps may read them: sums are worked out once."""
 
-    Args:
-        Z: ``[groups, rows, d]``.
-        roots: of the weights, one for each row, with which ``Z`` is multiplied; None for 1.
-    """
-
-    Z: Tensor
+    Z: Tensor  # [groups, rows, d]
+    # of the weights, one for each row, with which Z is multiplied; None for 1
     roots: Roots | None = None
 
     @property
@@ -196,16 +187,11 @@ class ColumnRows(Rows):
     """Rows of one column per group, ``z = (x - shift) scale``, as normalisation layers have them.
 
     Nothing is transposed or normalised.
-
-    Args:
-        x: ``[n, groups, *positions]``, any memory format; one group for every channel.
-        shift: ``[groups]``; None for 0.
-        scale: ``[groups]``; None for 1.
     """
 
-    x: Tensor
-    shift: Tensor | None = None
-    scale: Tensor | None = None
+    x: Tensor  # [n, groups, *positions], any memory format; one group for every channel
+    shift: Tensor | None = None  # [groups]; None for 0
+    scale: Tensor | None = None  # [groups]; None for 1
 
     @property
     def shape(self) -> tuple[int, int, int]:

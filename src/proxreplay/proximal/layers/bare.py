@@ -44,15 +44,10 @@ Places = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class PlacedRows(Rows):
-    """Rows of elements that are added: ``z = 1`` wherever an element goes.
+    """Rows of elements that are added: ``z = 1`` wherever an element goes."""
 
-    Args:
-        counts: how many places every element goes to, ``[elements]``.
-        dtype: of the statistic.
-    """
-
-    counts: Tensor
-    dtype: torch.dtype
+    counts: Tensor  # how many places every element goes to, [elements]
+    dtype: torch.dtype  # of the statistic
 
     @property
     def shape(self) -> tuple[int, int, int]:

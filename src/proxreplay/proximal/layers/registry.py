@@ -101,15 +101,12 @@ MapsFunction = Callable[[Any], Mapping[str, LinearMap] | str]
 
 @dataclass(frozen=True)
 class Layer:
-    """What is known of a layer type.
+    """What is known of a layer type."""
 
-    Args:
-        rows: ``(module, *args, **kwargs) -> Z`` for one call, or one per map, by the map's name.
-        maps: the module's linear maps by name; a layer that is one map calls it ``""``. A module
-            that cannot be treated has a reason instead.
-    """
-
+    # (module, *args, **kwargs) -> Z for one call, or one per map, by the map's name
     rows: RowsFunction
+    # the module's linear maps by name; a layer that is one map calls it "". A module that cannot be
+    # treated has a reason instead
     maps: MapsFunction
 
 
