@@ -15,7 +15,7 @@ from proxreplay.experiments.engines import Audience, InlineEngine, Job, Outcome,
 from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.jobs import comparison
 from proxreplay.experiments.results import find_runs, read_run
-from proxreplay.experiments.run import Progress
+from proxreplay.experiments.run import RunProgress
 from proxreplay.locking import locked
 
 QUICK = {"steps_per_batch": 1, "eval_every": 50, "refresh.every": 20}
@@ -66,7 +66,7 @@ def test_a_process_that_dies_costs_its_own_run_only(tmp_path: Path) -> None:
     planned = jobs(tmp_path)
     killed: list[Path] = []
 
-    def kill_once(job: Job, progress: Progress) -> None:
+    def kill_once(job: Job, progress: RunProgress) -> None:
         if not killed and progress.position > 5:
             killed.append(job.folder)
             os.kill(worker_of(job), signal.SIGKILL)
@@ -86,7 +86,7 @@ def test_a_study_can_be_interrupted_and_continued(engine: InlineEngine, tmp_path
     planned = jobs(tmp_path)
     stop = StopRequest()
 
-    def soon(job: Job, progress: Progress) -> None:
+    def soon(job: Job, progress: RunProgress) -> None:
         if progress.position == 30:
             stop.signal = signal.SIGINT
 
@@ -130,7 +130,7 @@ def test_a_signal_to_one_worker_interrupts_its_run_only(tmp_path: Path) -> None:
     planned = jobs(tmp_path)
     stopped: list[Path] = []
 
-    def stop_once(job: Job, progress: Progress) -> None:
+    def stop_once(job: Job, progress: RunProgress) -> None:
         if not stopped and progress.position > 5:
             stopped.append(job.folder)
             os.kill(worker_of(job), signal.SIGTERM)
@@ -145,7 +145,7 @@ def test_a_signal_to_one_worker_interrupts_its_run_only(tmp_path: Path) -> None:
 def test_a_second_interruption_stops_at_once_and_keeps_what_is_there(tmp_path: Path) -> None:
     planned = jobs(tmp_path, ("er",))[:1]
 
-    def leave(job: Job, progress: Progress) -> None:
+    def leave(job: Job, progress: RunProgress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -27,7 +27,7 @@ from proxreplay.experiments.ray_worker import (
     versions,
 )
 from proxreplay.experiments.results import find_runs
-from proxreplay.experiments.run import Progress, RunOptions
+from proxreplay.experiments.run import RunOptions, RunProgress
 from proxreplay.locking import locked
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -92,7 +92,7 @@ class Killer(Audience):
     def on_outcome(self, outcome: Outcome) -> None:
         self.seen.append(outcome)
 
-    def on_progress(self, job: Job, at: Progress) -> None:
+    def on_progress(self, job: Job, at: RunProgress) -> None:
         name = job.folder.name
         if at.total - at.position < 20 or name in self.hit or len(self.hit) == 3:
             return

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from proxreplay.cli.text import plain, say
 from proxreplay.experiments.engines import Audience, Job, Outcome
-from proxreplay.experiments.run import Progress as RunProgress
+from proxreplay.experiments.run import RunProgress
 
 SECONDS_BETWEEN_LINES = 30.0
 

@@ -243,11 +243,6 @@ def _mean_gap(path: Trajectory, of: Callable[[StabilityGap], float]) -> float | 
     return float(np.mean([of(gap) for gap in gaps])) if gaps else None
 
 
-def _minutes(run: Recorded) -> float | None:
-    spent = run.learning_minutes
-    return None if spent is None else float(spent.values["learning"][-1])
-
-
 def predictor_accuracy(name: str) -> Measure:
     """The accuracy of another network of the run, such as the one behind an average."""
     return Measure(
@@ -424,7 +419,14 @@ MEASURES: tuple[Measure, ...] = (
         "0 where incoming and replayed examples are equally hard, 1 where one is twice as hard.",
         curve=lambda run: _column(run.share, "share"),
     ),
-    Measure("minutes", "Minutes", "Learning only.", number=_minutes, better="lower", digits=2),
+    Measure(
+        "minutes",
+        "Minutes",
+        "Learning only.",
+        number=lambda run: _last(run.learning_minutes, "learning"),
+        better="lower",
+        digits=2,
+    ),
     Measure(
         "time",
         "Accuracy against time",

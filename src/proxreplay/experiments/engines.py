@@ -21,7 +21,7 @@ from proxreplay.errors import InputError, ProxreplayError
 from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.ownership import mark_failed, owned
-from proxreplay.experiments.run import Interrupted, Progress, RunOptions, run
+from proxreplay.experiments.run import Interrupted, RunOptions, RunProgress, run
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ Outcomes = list[Outcome]
 class Audience:
     """Who is told how runs go on; this one does not listen."""
 
-    def on_progress(self, job: Job, at: Progress) -> None:
+    def on_progress(self, job: Job, at: RunProgress) -> None:
         """A run has done another batch."""
 
     def on_outcome(self, outcome: Outcome) -> None:
@@ -66,7 +66,7 @@ class Engine(Protocol):
         ...
 
 
-def make_one(job: Job, stop: StopRequest, on_progress: Callable[[Progress], None]) -> Outcome:
+def make_one(job: Job, stop: StopRequest, on_progress: Callable[[RunProgress], None]) -> Outcome:
     """Make one run here and now; an error becomes part of the outcome."""
     try:
         run(job.config, job.folder, job.options, stop=stop, on_progress=on_progress)
@@ -132,7 +132,7 @@ class ProcessEngine:
                 for connection in wait(list(busy), timeout=0.2):
                     worker = busy[connection]  # type: ignore[index]
                     message = worker.receive()
-                    if isinstance(message, Progress):
+                    if isinstance(message, RunProgress):
                         assert worker.job is not None
                         told.on_progress(worker.job, message)
                     else:
@@ -173,7 +173,7 @@ class _Worker:
         self.connection.send(job)
 
     def receive(self) -> Any:
-        """A `Progress`, or the `Outcome` of the job; a dead process is a failed outcome."""
+        """A `RunProgress`, or the `Outcome` of the job; a dead process is a failed outcome."""
         assert self.job is not None
         try:
             return self.connection.recv()

@@ -22,7 +22,7 @@ from proxreplay.errors import InputError, StorageError
 from proxreplay.experiments.engines import NOBODY, Audience, Job, Outcome, Outcomes, lost
 from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.ray_worker import Channel, Surroundings, names_in, versions, work
-from proxreplay.experiments.run import Progress
+from proxreplay.experiments.run import RunProgress
 from proxreplay.files import marker
 
 log = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ class _Study:
         for number, progress in news.items():
             self.started.add(number)
             if progress is not None and number in busy:
-                self.told.on_progress(self.jobs[number], Progress(*progress))
+                self.told.on_progress(self.jobs[number], RunProgress(*progress))
 
     def _conclude(self, ref: Any, number: int) -> None:
         """Say what became of a run, or try it on another node."""

@@ -20,7 +20,7 @@ from proxreplay.locking import locked
 if TYPE_CHECKING:
     from proxreplay.experiments.engines import Job
     from proxreplay.experiments.interrupt import StopRequest
-    from proxreplay.experiments.run import Progress
+    from proxreplay.experiments.run import RunProgress
 
 SECONDS_BETWEEN_NEWS = 0.2
 SECONDS_WITHOUT_DRIVER = 60.0
@@ -165,7 +165,7 @@ class _Line:
         self._send(None)
         return asked
 
-    def tell(self, progress: "Progress") -> None:
+    def tell(self, progress: "RunProgress") -> None:
         """Say how far the run is, now and then, and hear whether to stop."""
         import ray
 

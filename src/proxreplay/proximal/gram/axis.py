@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, product
 
-Lags = tuple[int, ...]  # one lag a dimension
+Lags = tuple[int, ...]  # one lag per dimension
 Slab = tuple[int, int]  # a place, and that place plus a lag
 
 
