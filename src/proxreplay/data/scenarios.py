@@ -60,10 +60,7 @@ class ClassIncremental(Scenario):
     """Tasks of equally many classes; the i-th class in the order of arrival gets label i.
 
     The order of classes is ``torch.manual_seed(seed); torch.randperm(classes)``, as in the paper.
-    Where the classes cannot be shared equally, the first tasks have one more.
-
-    Args:
-        tasks: at most one per class.
+    Where the classes cannot be shared equally, the first of the ``tasks`` have one more.
     """
 
     tasks: int
@@ -118,9 +115,6 @@ class IID(Scenario):
     """The upper bound: all examples in one random order, in ``tasks`` random parts of equal size.
 
     Train, validation and test are split alike; labels stay as they are.
-
-    Args:
-        tasks: how many parts.
     """
 
     tasks: Count = 1

@@ -68,12 +68,10 @@ class Transform:
             )
 
     def __call__(self, inputs: "Tensor", generator: "torch.Generator | None" = None) -> "Tensor":
-        """Stored inputs as floats; a generator switches augmentation on.
+        """Stored inputs as floats; a generator switches augmentation on and draws it.
 
-        Args:
-            inputs: ``[n, channels, height, width]``, or ``[n, ...]`` without crops and flips.
-                channels_last is kept.
-            generator: draws the crops and flips.
+        Inputs are ``[n, channels, height, width]``, in any order of memory, which is kept; without
+        crops and flips, ``[n, ...]``.
         """
         seen = self._view(inputs, generator)
         channels = seen.shape[1] if seen.ndim > 1 else 1

@@ -150,14 +150,10 @@ class Memory:
 
     @torch.no_grad()
     def add(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        """Offer a batch to the memory.
+        """Offer a batch of ``n`` examples to the memory; its extras are stored with them.
 
-        Args:
-            batch: ``n`` examples; its extras are stored with them.
-            generator: draws the weights.
-
-        Returns:
-            The ids of the examples, ``[n]`` int64, whether they are stored or not.
+        The generator draws the weights. Returns the ids of the examples, ``[n]`` int64, whether
+        they are stored or not.
         """
         if not isinstance(batch, Batch):
             raise InputError(
@@ -241,8 +237,7 @@ class Memory:
     def remove_class(self, label: int) -> int:
         """Delete the examples of a class; returns how many were stored.
 
-        Args:
-            label: as it is stored, an integer; `Learner.forget` takes the labels that users gave.
+        Labels here are integers, as stored; `Learner.forget` takes those that users gave.
         """
         if not isinstance(label, Integral):
             raise InputError(

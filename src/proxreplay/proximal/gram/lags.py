@@ -100,11 +100,8 @@ class LagPlan:
 def spread(plan: LagPlan, x: Tensor, groups: int, margins: Sequence[int]) -> Tensor:
     """The input as ``[groups, *lengths, rows, channels]``, with phases as channels.
 
-    Args:
-        plan: the geometry.
-        x: ``[n, channels, *size]``, any memory format.
-        groups: of the convolution.
-        margins: zeros to leave after every moving dimension.
+    ``x`` is ``[n, channels, *size]`` in any memory format; ``margins`` are the zeros to leave after
+    every moving dimension.
     """
     order = (*plan.moving, *plan.flat)
     moving = len(plan.moving)
@@ -137,10 +134,7 @@ def spread(plan: LagPlan, x: Tensor, groups: int, margins: Sequence[int]) -> Ten
 def lag_cells(plan: LagPlan, X: Tensor, correlate: Correlate) -> list[Tensor]:
     """All cells, in parts of ``[groups, cells, channels, channels]``: all places, then each edge.
 
-    Args:
-        plan: the geometry.
-        X: ``[groups, *lengths, rows, channels]`` from `spread`.
-        correlate: computes the cells that are over all places in every dimension.
+    ``X`` is from `spread`; ``correlate`` computes the cells that are over all places.
     """
     parts = [correlate(X, plan.half(plan.moving))]
     return parts + [_edge_cells(plan, X, edge) for edge in plan.edges]

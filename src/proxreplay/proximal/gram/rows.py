@@ -58,8 +58,7 @@ class Rows(ABC):
     def weighed(self, weights: Sequence[float]) -> "Rows | None":
         """The same rows with ``Z'WZ``, ``Z'W1`` and ``1'W1`` as sums; None where it cannot be done.
 
-        Args:
-            weights: of the examples, whose rows are as many for each, in that order.
+        Weights are of the examples, whose rows are as many for each, in that order.
         """
         return None
 

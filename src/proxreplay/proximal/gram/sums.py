@@ -47,12 +47,10 @@ class GramSum:
         return self._mass
 
     def add(self, rows: Rows, *, gram: bool = True, total: bool = True) -> Self:
-        """Take some more rows.
+        """Take some more rows, of the same groups and columns as those before.
 
-        Args:
-            rows: of the same groups and columns as those before.
-            gram: whether ``Z'Z`` will be asked for, as a weight does.
-            total: whether ``Z'1`` will be asked for, as a bias does.
+        ``gram`` and ``total`` say whether ``Z'Z`` and ``Z'1`` will be asked for, as a weight and a
+        bias do.
         """
         groups, count, d = rows.shape
         before = self._shape or (groups, 0, d)
@@ -157,11 +155,6 @@ def _added(value: _Value | None) -> _Value:
 
 def gram_with_bias(rows: Rows | GramSum, *, weight: bool = True, bias: bool = True) -> Tensor:
     """``[Z | 1]'[Z | 1]`` restricted to the columns whose parameter is trained.
-
-    Args:
-        rows: ``Z`` with shape ``[groups, rows, d]``.
-        weight: whether the ``d`` weight columns take part.
-        bias: whether the column of ones takes part.
 
     Returns:
         ``[groups, D, D]`` with ``D = d * weight + bias``.

@@ -271,11 +271,7 @@ class _Use:
 def _multiplied(at: Tensor, z: Tensor, shape: torch.Size, elements: int) -> Tensor:
     """``Z: [elements, rows, 1]`` of elements at ``at``, broadcast, that are multiplied with ``z``.
 
-    Args:
-        at: which element is where, -1 for none.
-        z: ``shape``.
-        shape: of the product.
-        elements: how many there are.
+    ``at`` is -1 where there is none; ``z`` and the product have that ``shape``.
     """
     at = at.reshape((1,) * (len(shape) - at.ndim) + at.shape)
     if at.numel() == elements and bool((torch.bincount(at[at >= 0]) == 1).all()):
