@@ -14,7 +14,7 @@ from proxreplay.proximal.gram.lags import LagPlan
 Path = Literal["patches", "shifts", "spectrum"]
 
 MAX_CELLS = 4096  # beyond that, planning costs more than it can save
-WIDE = 384  # columns from which on ``Z'Z`` is multiplied by halves
+HALVED_FROM = 384  # columns from which on ``Z'Z`` is multiplied by halves
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _patches(work: Work, prices: Prices) -> float:
     d = work.channels * prod(axis.kernel for axis in work.plan.axes)
     plain = all(axis.kernel == axis.stride == 1 for axis in work.plan.axes)  # x is Z
     copy = 0.0 if plain else prices.gather * work.groups * rows * d
-    halves = 0.65 if d >= WIDE else 1.0  # of the products of a symmetric matrix
+    halves = 0.65 if d >= HALVED_FROM else 1.0  # of the products of a symmetric matrix
     return copy + halves * prices.product(work.groups, rows, d, d) + 10 * prices.call
 
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from proxreplay.proximal.gram.cost import WIDE
+from proxreplay.proximal.gram.cost import HALVED_FROM
 
 FAR = 8  # standard deviations from 0: a mean beyond that is taken away before squares are summed
 
@@ -253,7 +253,7 @@ def span_of(count: int, start: int, stop: int, of: int) -> slice | None:
 def self_product(Z: Tensor) -> Tensor:
     """``Z'Z`` of ``[groups, rows, d]``; a wide one by halves, as three of its quarters tell all."""
     d = Z.shape[-1]
-    if d < WIDE:
+    if d < HALVED_FROM:
         return Z.mT @ Z
     left, right = Z[..., : d // 2], Z[..., d // 2 :]
     corner = left.mT @ right
