@@ -4,14 +4,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
+from rich.table import Table
 
 from proxreplay.cli.options import DataRoot, benchmark_names, flag, method_names, option
 from proxreplay.cli.text import say, terminal
 from proxreplay.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from proxreplay.experiments.config import RunConfig
 
 _ON_BENCHMARK = option(
@@ -109,11 +109,8 @@ def settings(
     terminal().print(table)
 
 
-def _table(*headings: str) -> "Table":
+def _table(*headings: str) -> Table:
     """Words wrap, and only whole: the first column is never shortened."""
-    from rich import box
-    from rich.table import Table
-
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for place, heading in enumerate(headings):
         table.add_column(heading, no_wrap=place == 0, overflow="fold")
