@@ -40,7 +40,7 @@ from proxreplay.experiments.configure import configure
 from proxreplay.experiments.engines import InlineEngine, Job, ProcessEngine, _work
 from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.results import read_run
-from proxreplay.experiments.run import Interrupted, Progress, RunOptions, run
+from proxreplay.experiments.run import Interrupted, RunOptions, RunProgress, run
 from proxreplay.models import mlp
 from proxreplay.replay import Learner
 from proxreplay.report.grouping import read_study
@@ -145,7 +145,7 @@ class Run(Subject):
         """Stop a run after 7 of its 8 batches; it has checkpoints at 6 and 7 then."""
         stop = StopRequest()
 
-        def watch(progress: Progress) -> None:
+        def watch(progress: RunProgress) -> None:
             if progress.position == 7:
                 stop.signal = signal.SIGTERM
 

@@ -22,7 +22,7 @@ from proxreplay.errors import InputError
 from proxreplay.experiments.config import described, keys
 from proxreplay.experiments.configure import configure
 from proxreplay.experiments.engines import InlineEngine, Job, Outcome
-from proxreplay.experiments.run import Progress
+from proxreplay.experiments.run import RunProgress
 from tests.report.synthetic import write_run
 
 COMMANDS = ("demo", "plan", "run", "resume", "compare", "sweep", "reproduce")
@@ -288,7 +288,7 @@ def test_where_there_is_no_terminal_a_line_comes_now_and_then() -> None:
     job = Job(configure("split-digits", "er"), Path("runs/[er]"))
     with StudyDisplay(console, 1, clock=lambda: next(seconds)) as display:
         for position in range(1, 6):
-            display.on_progress(job, Progress(position, 9, 0, 5, 0.5))
+            display.on_progress(job, RunProgress(position, 9, 0, 5, 0.5))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert [line.split("  ")[0] for line in lines] == [f"runs/[er]: batch {n}/9" for n in (1, 3, 5)]
 

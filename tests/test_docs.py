@@ -4,6 +4,7 @@ import re
 import runpy
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -23,16 +24,28 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing, f"{page.name} points to {missing}"
 
 
+NOT_YET = {"averaging.md", "scale.md", "serve.md", "speed.md", "strength.md"}  # and the evidence
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_prose_is_wrapped_at_100_columns(page: Path) -> None:
+    if page.name in NOT_YET or page.parent.name == "evidence":
+        pytest.skip("still written with longer lines")
+    text = re.sub(
+        r"```.*?```", lambda block: "\n" * block[0].count("\n"), page.read_text(), flags=re.S
+    )
+    other = ("|", "    ", "!", "#")  # tables, code, pictures, headings
+    lines = enumerate(text.splitlines(), start=1)
+    long = [number for number, line in lines if len(line) > 100 and not line.startswith(other)]
+    assert not long, f"{page.name}: lines {long}"
+
+
 def test_there_are_pages() -> None:
     assert {"README.md", "speed.md", "reproduction.md"} <= {page.name for page in PAGES}
 
 
-PACKAGE = ROOT / "src" / "proxreplay"
-SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in PACKAGE.rglob("*.py")}
-
-
-def named_in_tables(page: Path) -> list[str]:
-    """What stands in backticks in the last column of tables that say where code is."""
+def cells_that_name_code(page: Path) -> list[list[str]]:
+    """What stands in backticks in each last cell of tables that say where code is."""
     cells, inside = [], False
     for line in page.read_text().splitlines():
         if not line.startswith("|"):
@@ -40,21 +53,22 @@ def named_in_tables(page: Path) -> list[str]:
             continue
         last = line.rstrip(" |").rpartition(" | ")[2].strip()
         if inside:
-            cells.append(last)
+            cells.append(re.findall(r"`([^`]+)`", last))
         inside = inside or last in ("where", "code")
-    return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    return [cell for cell in cells if cell]
 
 
 @pytest.mark.parametrize("page", ["lpr.md", "rules.md"])
-def test_code_named_in_formula_tables_exists(page: str) -> None:
-    names = named_in_tables(ROOT / "docs" / page)
-    assert len(names) > 4
-    for name in names:
-        if name.endswith(".py"):
-            assert name in SOURCES, f"{page}: no file {name}"
-        elif re.fullmatch(r"[A-Za-z_]\w*", name):
-            defined = re.compile(rf"^ *(def|class) {name}\b", re.MULTILINE)
-            assert any(map(defined.search, SOURCES.values())), f"{page}: no {name} in the package"
+def test_code_named_in_formula_tables_can_be_imported_from_where_they_say(page: str) -> None:
+    cells = cells_that_name_code(ROOT / "docs" / page)
+    assert len(cells) > 4
+    for cell in cells:
+        files = [name for name in cell if name.endswith(".py")]
+        dotted = [name.removesuffix(".py").replace("/", ".") for name in files]
+        modules = [import_module(f"proxreplay.{name}") for name in dotted]
+        for name in cell:
+            if re.fullmatch(r"[A-Za-z_]\w*", name):
+                assert any(hasattr(module, name) for module in modules), f"{page}: {name}, {files}"
 
 
 LOOP = """

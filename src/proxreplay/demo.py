@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from proxreplay.evaluation.measures import MAIN
 from proxreplay.experiments.engines import Job
 from proxreplay.experiments.recipes import find_method
 from proxreplay.experiments.results import read_run
@@ -11,7 +12,7 @@ from proxreplay.files import write_text
 from proxreplay.report.grouping import read_study
 from proxreplay.report.page import write_report
 from proxreplay.report.plots import over_time, save
-from proxreplay.report.tables import Row, comparison_rows, markdown
+from proxreplay.report.tables import Row, Table, comparison_rows, to_markdown
 
 BENCHMARK = "split-digits"
 METHOD_NAMES = ("er", "lpr-er", "lpr-er-avg")
@@ -43,7 +44,7 @@ def conclude(out: Path, jobs: Sequence[Job]) -> Demo:
     }
     rows = comparison_rows(runs)
     table, picture = out / "table.md", out / "accuracy.png"
-    write_text(table, markdown(rows))
+    write_text(table, to_markdown(Table("", MAIN, tuple(rows))))
     (section,) = read_study([job.folder for job in jobs]).sections
     save(over_time(section, "accuracy"), picture)
     page = write_report([out / "runs"], out / "report.html").path

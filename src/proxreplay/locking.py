@@ -32,15 +32,11 @@ else:
 def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold the lock file ``path``, which then holds the id of this process.
 
-    The file is made if it is missing and is left behind; its holder may delete it. A second
-    ``locked`` on the same path is refused even within one process.
-
-    Args:
-        path: of the lock file; its folder must exist.
-        wait: wait until the lock is free instead of refusing.
+    The file is made if it is missing (its folder must exist) and is left behind; its holder may
+    delete it. A second ``locked`` on the same path is refused even within one process.
 
     Raises:
-        BlockingIOError: somebody else holds the lock.
+        BlockingIOError: somebody else holds the lock, and nobody asked to ``wait`` for it.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from proxreplay.experiments.configure import configure
 from proxreplay.experiments.interrupt import stop_on_signals
-from proxreplay.experiments.run import Interrupted, Progress, RunOptions, run
+from proxreplay.experiments.run import Interrupted, RunOptions, RunProgress, run
 
 SETTINGS = {
     **{"steps_per_batch": 1, "eval_every": 4, "refresh.every": 2, "capacity": 20},
@@ -44,7 +44,7 @@ class Blow:
     number: int = signal.SIGKILL
     delay: float = 0.0
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: RunProgress) -> None:
         if progress.position == self.position and self.number != signal.SIGKILL:
             os.kill(os.getpid(), self.number)
         elif progress.position == self.position:

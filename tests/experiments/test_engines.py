@@ -4,17 +4,18 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from proxreplay.errors import InputError
 from proxreplay.experiments.configure import configure
-from proxreplay.experiments.engines import InlineEngine, Job, Outcome, ProcessEngine
+from proxreplay.experiments.engines import Audience, InlineEngine, Job, Outcome, ProcessEngine
 from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.jobs import comparison
 from proxreplay.experiments.results import find_runs, read_run
-from proxreplay.experiments.run import Progress
+from proxreplay.experiments.run import RunProgress
 from proxreplay.locking import locked
 
 QUICK = {"steps_per_batch": 1, "eval_every": 50, "refresh.every": 20}
@@ -22,6 +23,13 @@ QUICK = {"steps_per_batch": 1, "eval_every": 50, "refresh.every": 20}
 
 def jobs(out: Path, methods: tuple[str, ...] = ("er", "lpr-er")) -> list[Job]:
     return comparison("split-digits", methods, [0, 1], out, QUICK)
+
+
+class Ears(Audience):
+    """Hears what the functions handed in do something about."""
+
+    def __init__(self, **functions: Callable[..., None]) -> None:
+        vars(self).update(functions)
 
 
 def block(folder: Path) -> None:
@@ -38,7 +46,7 @@ def test_parallel_runs_equal_the_same_runs_in_sequence_and_a_failure_stops_no_ot
         planned = jobs(tmp_path / way)
         blocked = planned[1].folder
         block(blocked)
-        outcomes = engine.make(planned, StopRequest(), on_outcome=seen.append)
+        outcomes = engine.make(planned, StopRequest(), Ears(on_outcome=seen.append))
         status = {o.job.folder: o.status for o in outcomes}
         assert status == {
             j.folder: "failed" if j.folder == blocked else "complete" for j in planned
@@ -58,12 +66,13 @@ def test_a_process_that_dies_costs_its_own_run_only(tmp_path: Path) -> None:
     planned = jobs(tmp_path)
     killed: list[Path] = []
 
-    def kill_once(job: Job, progress: Progress) -> None:
+    def kill_once(job: Job, progress: RunProgress) -> None:
         if not killed and progress.position > 5:
             killed.append(job.folder)
             os.kill(worker_of(job), signal.SIGKILL)
 
-    outcomes = {o.job.folder: o for o in ProcessEngine(2).make(planned, StopRequest(), kill_once)}
+    made = ProcessEngine(2).make(planned, StopRequest(), Ears(on_progress=kill_once))
+    outcomes = {o.job.folder: o for o in made}
     assert outcomes[killed[0]].status == "failed"
     assert "exit code -9" in str(outcomes[killed[0]].problem)
     assert read_run(killed[0]).status == "failed"
@@ -77,11 +86,11 @@ def test_a_study_can_be_interrupted_and_continued(engine: InlineEngine, tmp_path
     planned = jobs(tmp_path)
     stop = StopRequest()
 
-    def soon(job: Job, progress: Progress) -> None:
+    def soon(job: Job, progress: RunProgress) -> None:
         if progress.position == 30:
             stop.signal = signal.SIGINT
 
-    outcomes = engine.make(planned, stop, soon)
+    outcomes = engine.make(planned, stop, Ears(on_progress=soon))
     assert "interrupted" in {o.status for o in outcomes}
     assert "failed" not in {o.status for o in outcomes}
     again = InlineEngine().make(planned, StopRequest())  # it may be another engine
@@ -121,14 +130,13 @@ def test_a_signal_to_one_worker_interrupts_its_run_only(tmp_path: Path) -> None:
     planned = jobs(tmp_path)
     stopped: list[Path] = []
 
-    def stop_once(job: Job, progress: Progress) -> None:
+    def stop_once(job: Job, progress: RunProgress) -> None:
         if not stopped and progress.position > 5:
             stopped.append(job.folder)
             os.kill(worker_of(job), signal.SIGTERM)
 
-    outcomes = {
-        o.job.folder: o.status for o in ProcessEngine(1).make(planned, StopRequest(), stop_once)
-    }
+    made = ProcessEngine(1).make(planned, StopRequest(), Ears(on_progress=stop_once))
+    outcomes = {o.job.folder: o.status for o in made}
     assert outcomes.pop(stopped[0]) == "interrupted"
     assert list(outcomes.values()) == ["complete"] * 3
     assert read_run(stopped[0]).status == "incomplete"
@@ -137,11 +145,11 @@ def test_a_signal_to_one_worker_interrupts_its_run_only(tmp_path: Path) -> None:
 def test_a_second_interruption_stops_at_once_and_keeps_what_is_there(tmp_path: Path) -> None:
     planned = jobs(tmp_path, ("er",))[:1]
 
-    def leave(job: Job, progress: Progress) -> None:
+    def leave(job: Job, progress: RunProgress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ProcessEngine(1).make(planned, StopRequest(), leave)
+        ProcessEngine(1).make(planned, StopRequest(), Ears(on_progress=leave))
     with locked(planned[0].folder / "lock"):  # nobody is at work any more
         assert read_run(planned[0].folder).status == "incomplete"
 
@@ -149,14 +157,15 @@ def test_a_second_interruption_stops_at_once_and_keeps_what_is_there(tmp_path: P
 ORPHAN = """
 import os, signal, sys
 from pathlib import Path
-from proxreplay.experiments.engines import ProcessEngine
+from proxreplay.experiments.engines import Audience, ProcessEngine
 from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.jobs import comparison
-def kill_parent(job, progress):
-    os.kill(os.getpid(), signal.SIGKILL)
+class Killer(Audience):
+    def on_progress(self, job, at):
+        os.kill(os.getpid(), signal.SIGKILL)
 if __name__ == "__main__":
     planned = comparison("split-digits", ["er"], [0], Path(sys.argv[1]))
-    ProcessEngine(1).make(planned, StopRequest(), kill_parent)
+    ProcessEngine(1).make(planned, StopRequest(), Killer())
 """
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from proxreplay.errors import InputError
 from proxreplay.experiments import ray_engine
-from proxreplay.experiments.engines import InlineEngine, Job
+from proxreplay.experiments.engines import Audience, InlineEngine, Job, Outcome
 from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.jobs import comparison
 from proxreplay.experiments.ray_engine import RayEngine, _fits
@@ -27,7 +27,7 @@ from proxreplay.experiments.ray_worker import (
     versions,
 )
 from proxreplay.experiments.results import find_runs
-from proxreplay.experiments.run import Progress, RunOptions
+from proxreplay.experiments.run import RunOptions, RunProgress
 from proxreplay.locking import locked
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -81,16 +81,20 @@ def start_node(cluster: Any, attempts: int = 5) -> None:
                 raise
 
 
-class Killer:
+class Killer(Audience):
     """Ends one worker politely, kills another, then a whole node; each in the middle of a run."""
 
     def __init__(self, cluster: Any) -> None:
         self.cluster = cluster
         self.hit: list[str] = []
+        self.seen: list[Outcome] = []
 
-    def watch(self, job: Job, progress: Progress) -> None:
+    def on_outcome(self, outcome: Outcome) -> None:
+        self.seen.append(outcome)
+
+    def on_progress(self, job: Job, at: RunProgress) -> None:
         name = job.folder.name
-        if progress.total - progress.position < 20 or name in self.hit or len(self.hit) == 3:
+        if at.total - at.position < 20 or name in self.hit or len(self.hit) == 3:
             return
         if len(self.hit) < 2:
             number = (signal.SIGTERM, signal.SIGKILL)[len(self.hit)]
@@ -108,12 +112,12 @@ def test_a_study_survives_its_worker_its_node_and_its_driver(
 ) -> None:
     import ray
 
-    out, killer, seen = tmp_path / "a", Killer(cluster), []
+    out, killer = tmp_path / "a", Killer(cluster)
     engine = RayEngine(cluster.address)
-    outcomes = engine.make(jobs(out), StopRequest(), killer.watch, seen.append)
+    outcomes = engine.make(jobs(out), StopRequest(), killer)
     assert [o.status for o in outcomes] == ["complete"] * 8, outcomes
     assert len(killer.hit) == 3
-    assert sorted(map(id, seen)) == sorted(map(id, outcomes))
+    assert sorted(map(id, killer.seen)) == sorted(map(id, outcomes))
     assert contents(out) == undisturbed
     logs = [path.read_text() for path in (out / "runs").glob("*/log.txt")]
     assert any("resumed after" in text for text in logs)

@@ -22,7 +22,7 @@ from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.ownership import owned
 from proxreplay.experiments.recipes import METHODS
 from proxreplay.experiments.results import read_run
-from proxreplay.experiments.run import Interrupted, Progress, RunOptions, run
+from proxreplay.experiments.run import Interrupted, RunOptions, RunProgress, run
 from proxreplay.serialization import load_state
 
 QUICK = {"steps_per_batch": 1, "eval_every": 25, "refresh.every": 5, "capacity": 30}
@@ -44,7 +44,7 @@ def interrupted(config: RunConfig, folder: Path, at: int, options: RunOptions) -
     """Ask the run to stop after so many batches."""
     stop = StopRequest()
 
-    def watch(progress: Progress) -> None:
+    def watch(progress: RunProgress) -> None:
         if progress.position == at:
             stop.signal = signal.SIGTERM
 
@@ -180,7 +180,7 @@ def test_a_refused_command_leaves_no_word_of_failure(status: str, tmp_path: Path
 
 
 def test_a_second_process_leaves_no_word_of_failure(tmp_path: Path) -> None:
-    def again(progress: Progress) -> None:
+    def again(progress: RunProgress) -> None:
         outcome = make_one(Job(quick("er"), tmp_path), StopRequest(), lambda progress: None)
         assert outcome.status == "failed"
         assert read_run(tmp_path).status == "incomplete"
@@ -207,7 +207,7 @@ def test_a_folder_with_nothing_computed_in_it_can_be_used_again(tmp_path: Path) 
 
 
 def test_two_processes_do_not_work_on_one_folder(tmp_path: Path) -> None:
-    def again(progress: Progress) -> None:
+    def again(progress: RunProgress) -> None:
         with pytest.raises(InputError, match="another process is at work"):
             run(quick("er"), tmp_path)
 
@@ -318,7 +318,7 @@ def test_a_run_that_somebody_else_begins_while_this_one_gets_ready(
 
         monkeypatch.setattr(engine, "_Run", slowly)
         if completes:
-            again: list[Progress] = []
+            again: list[RunProgress] = []
             assert run(config, folder, on_progress=again.append) == others[0]
             assert again == []  # it was not made a second time
         else:

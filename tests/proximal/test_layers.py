@@ -461,7 +461,7 @@ def test_batches_of_different_sizes_add_up():
 
 
 class LayerScale(nn.Module):
-    """A number a channel, as vision transformers use."""
+    """A number per channel, as vision transformers use."""
 
     def __init__(self, channels):
         super().__init__()

@@ -40,7 +40,7 @@ def test_the_gram_is_the_weighted_mean_over_refreshes_of_the_one_per_example(
 def test_positions_age_too():
     layer = nn.Linear(3, 2).double()
     lpr = LPR(layer, beta=1.0, rolling=0.5)
-    lpr.refresh(random(4, 2, 3))  # two rows an example
+    lpr.refresh(random(4, 2, 3))  # two rows per example
     lpr.refresh(random(4, 5, 3))
     assert lpr.layers[""].positions == pytest.approx((0.5 * 2 + 5) / 1.5)
 

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
         (nn.Conv2d(4, 8, 1), True),
         (nn.Conv2d(4, 8, 3, stride=2), True),
     ],
-    ids=["few channels", "few channels a group", "enough channels", "no stride", "3x3"],
+    ids=["few channels", "few channels per group", "enough channels", "no stride", "3x3"],
 )
 def test_strided_1x1_convolutions_of_few_channels_are_kept_away(
     layer: nn.Conv2d, safe: bool

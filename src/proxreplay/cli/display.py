@@ -2,20 +2,19 @@
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from proxreplay.cli.text import plain, say
-from proxreplay.experiments.engines import Job, Outcome
-from proxreplay.experiments.run import Progress as RunProgress
+from proxreplay.experiments.engines import Audience, Job, Outcome
+from proxreplay.experiments.run import RunProgress
 
 SECONDS_BETWEEN_LINES = 30.0
 
 
-class StudyDisplay:
+class StudyDisplay(Audience):
     """A line for the study and one for every run at work; plain lines without a terminal."""
 
     def __init__(
@@ -44,12 +43,7 @@ class StudyDisplay:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def on_progress(self, job: Job, at: RunProgress) -> None:

@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
+from rich.table import Table
 
 from proxreplay.cli.options import DataRoot, benchmark_names, flag, method_names, option
+from proxreplay.cli.text import say, terminal
 from proxreplay.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from proxreplay.experiments.config import RunConfig
 
 _ON_BENCHMARK = option(
@@ -21,11 +22,9 @@ OnBenchmark = Annotated[str, _ON_BENCHMARK]
 
 def benchmarks(data_root: DataRoot = None) -> None:
     """List the benchmarks: what each is made of, and whether its data is there."""
-    from proxreplay.cli.text import terminal
     from proxreplay.experiments.benchmarks import BENCHMARKS, CUSTOM, Defaults
 
-    headings = ("Benchmark", "Stream", "S", "Memory", "Settings", "Data")
-    table = _table(*headings)
+    table = _table("Benchmark", "Stream", "S", "Memory", "Settings", "Data")
     missing = []
     for benchmark in BENCHMARKS.values():
         data = benchmark.status(data_root)
@@ -67,7 +66,6 @@ def describe_scenario(scenario: object) -> str:
 
 def methods(benchmark: OnBenchmark = "split-cifar100") -> None:
     """List the methods and the settings each would use on a benchmark."""
-    from proxreplay.cli.text import terminal
     from proxreplay.experiments.configure import configure
     from proxreplay.experiments.recipes import AVERAGED_SUFFIX, KLPR_PREFIX, LPR_PREFIX, METHODS
 
@@ -84,14 +82,11 @@ def methods(benchmark: OnBenchmark = "split-cifar100") -> None:
             with_klpr.add_row(method.name, _settings(config, only=("lr", "klpr.", "step.")))
         else:
             alone.add_row(method.name, method.about, _settings(config))
-    console = terminal()
-    console.print(alone)
-    console.print(with_lpr)
-    console.print(with_klpr)
-    console.print(
+    after = (
         f"{AVERAGED_SUFFIX} after a name (er-avg, lpr-er-avg) averages the weights for prediction; "
-        "averaging.* says how."
     )
+    for part in (alone, with_lpr, with_klpr, after + "averaging.* says how."):
+        terminal().print(part)
 
 
 def settings(
@@ -102,7 +97,6 @@ def settings(
     benchmark: OnBenchmark = "split-cifar100",
 ) -> None:
     """List every key of --set: its default on a benchmark and what it means."""
-    from proxreplay.cli.text import terminal
     from proxreplay.experiments.config import described
     from proxreplay.experiments.configure import configure, has_effect
 
@@ -111,17 +105,12 @@ def settings(
     table = _table("Key", "Default", "What it is")
     for key in values:
         if key not in ("benchmark", "method") and (method is None or has_effect(key, config)):
-            value = values[key]
-            shown = "none" if value is None else str(value).lower()
-            table.add_row(key, shown, texts[key])
+            table.add_row(key, str(values[key]).lower(), texts[key])
     terminal().print(table)
 
 
-def _table(*headings: str) -> "Table":
+def _table(*headings: str) -> Table:
     """Words wrap, and only whole: the first column is never shortened."""
-    from rich import box
-    from rich.table import Table
-
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for place, heading in enumerate(headings):
         table.add_column(heading, no_wrap=place == 0, overflow="fold")
@@ -147,7 +136,6 @@ def report(
     watch: Annotated[bool, flag("--watch", "Keep it current while runs go on.")] = False,
 ) -> None:
     """Write one self-contained HTML page about all runs in the folders, or their tables."""
-    from proxreplay.cli.text import say, terminal
     from proxreplay.report.page import write_report, write_tables
     from proxreplay.report.tables import FORMATS
 
@@ -178,7 +166,6 @@ def figure(
     ending: Annotated[str, option("EXT", "png, pdf or svg.")] = "png",
 ) -> None:
     """Draw one figure from the runs in the folders, a picture for each stream and memory."""
-    from proxreplay.cli.text import say, terminal
     from proxreplay.report.grouping import read_study
     from proxreplay.report.plots import FIGURES, save
 

@@ -152,8 +152,7 @@ class Where:
     """Options that decide who makes several runs, and how many at a time."""
 
     jobs: Annotated[
-        int | None,
-        number("Runs at a time. Default: 1; with ray, as many as fit.", max=MAX_JOBS),
+        int | None, number("Runs at a time. Default: 1; with ray, as many as fit.", max=MAX_JOBS)
     ] = None
     engine: Annotated[str, option("NAME", "local (processes here), or ray.")] = "local"
     address: Annotated[

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
+from rich.table import Column, Table
 
 from proxreplay.cli.options import (
     DEFAULT_METHOD,
@@ -201,8 +203,6 @@ def plan(
     data_root: DataRoot = None,
 ) -> None:
     """Say what a run would do and how long it would take, after a short calibration."""
-    from rich.table import Table
-
     config = settings.resolve(benchmark, method)  # refuses before torch is imported
     from proxreplay.experiments.plan import plan as make_plan
 
@@ -262,7 +262,7 @@ def make(planned: "Sequence[Job]", where: Where = _WHERE) -> None:
     group = _process_group(planned, engine)
     # the group first: a signal ends a process that waits for the others
     with group, stop_on_signals() as stop, StudyDisplay(console, len(planned)) as display:
-        outcomes = engine.make(planned, stop, display.on_progress, display.on_outcome)
+        outcomes = engine.make(planned, stop, display)
     for outcome in outcomes:
         if outcome.status == "complete":
             tell_missing(outcome.job.folder)
@@ -305,8 +305,6 @@ def tell_missing(folder: Path) -> None:
 
 def print_table(title: str, rows: Sequence[Any]) -> None:
     """A comparison as a table on the terminal."""
-    from rich.table import Column, Table
-
     from proxreplay.evaluation.measures import MAIN
     from proxreplay.report.tables import FEW_SEEDS, format_estimate
 
@@ -334,8 +332,6 @@ def print_result(folder: Path) -> None:
 
 def print_choices(stage: Any, choices: Sequence[Any]) -> None:
     """What was tried in a stage of a sweep, best first."""
-    from rich.table import Table
-
     from proxreplay.experiments.sweep import winner_values
 
     if not choices:
@@ -349,9 +345,6 @@ def print_choices(stage: Any, choices: Sequence[Any]) -> None:
 
 def print_beside(beside: Sequence[Any]) -> None:
     """Our numbers beside the paper's, and how many standard errors lie between."""
-    from rich import box
-    from rich.table import Table
-
     from proxreplay.report.tables import format_estimate
 
     if not beside:

@@ -20,12 +20,7 @@ def normalise(
 
 
 def random_view(
-    images: Tensor,
-    size: tuple[int, int],
-    padding: int,
-    *,
-    flip: bool,
-    generator: torch.Generator,
+    images: Tensor, size: tuple[int, int], padding: int, *, flip: bool, generator: torch.Generator
 ) -> Tensor:
     """A random crop of every padded image, mirrored half of the time with ``flip``."""
     n, device = len(images), generator.device

@@ -253,21 +253,16 @@ def load(folder: Path, source: Path) -> Dataset:
             for part in ("train", "validation", "test")
             if f"{part}.labels" in arrays
         }
+        sums = [f"{name} {arrays[name]['sha256']}" for name in sorted(arrays)]
         return Dataset(
             name=str(meta["name"]),
             classes=tuple(str(name) for name in meta["classes"]),
             domains=tuple(str(name) for name in meta["domains"]),
-            checksum=_combined(arrays),
+            checksum=hashlib.sha256("\n".join(sums).encode()).hexdigest(),
             **parts,
         )
     except (LookupError, TypeError, ValueError, AttributeError, OSError, DataError) as error:
         raise _Unusable(f"{type(error).__name__}: {error}") from error
-
-
-def _combined(arrays: Mapping[str, Any]) -> str:
-    """One checksum from those of all arrays."""
-    lines = [f"{name} {arrays[name]['sha256']}" for name in sorted(arrays)]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:

@@ -73,11 +73,7 @@ def fetch(
 
 
 def _fetch_file(
-    file: RemoteFile,
-    root: Path,
-    mirror: str | None,
-    progress: OnBytes | None,
-    patience: Patience,
+    file: RemoteFile, root: Path, mirror: str | None, progress: OnBytes | None, patience: Patience
 ) -> Path:
     path = root / file.folder / file.name
     if path.exists():

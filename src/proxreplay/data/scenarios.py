@@ -10,11 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from proxreplay.lazy import LazyModule
 from proxreplay.options import Count, LearnerOptions, Options, Share, below
 
 if TYPE_CHECKING:
+    from proxreplay.data import streams, tasks
     from proxreplay.data.datasets import Dataset
     from proxreplay.data.streams import Stream, Task
+else:
+    streams, tasks = LazyModule("proxreplay.data.streams"), LazyModule("proxreplay.data.tasks")
 
 ShortLast = Literal["buffer_only", "train", "drop"]
 SHORT_LAST: ShortLast = "buffer_only"  # as in the paper's experiments
@@ -46,12 +50,9 @@ class Scenario(Options, ABC):
             validation_fraction: of each task's training examples, set aside for validation; not
                 used where the data set has validation examples of its own.
         """
-        from proxreplay.data.streams import Stream
-        from proxreplay.data.tasks import shuffled
-
         below(1, validation_fraction=validation_fraction)
-        tasks = self.split(dataset, seed, validation_fraction)
-        return Stream(shuffled(tasks, seed), batch_size, short_last)
+        found = tasks.shuffled(self.split(dataset, seed, validation_fraction), seed)
+        return streams.Stream(found, batch_size, short_last)
 
 
 @dataclass(frozen=True)
@@ -59,19 +60,14 @@ class ClassIncremental(Scenario):
     """Tasks of equally many classes; the i-th class in the order of arrival gets label i.
 
     The order of classes is ``torch.manual_seed(seed); torch.randperm(classes)``, as in the paper.
-    Where the classes cannot be shared equally, the first tasks have one more.
-
-    Args:
-        tasks: at most one per class.
+    Where the classes cannot be shared equally, the first of the ``tasks`` have one more.
     """
 
     tasks: int
 
     def split(self, dataset: "Dataset", seed: int, validation_fraction: float) -> "list[Task]":
         """Tasks of classes."""
-        from proxreplay.data.tasks import class_tasks
-
-        return class_tasks(dataset, self.tasks, seed, validation_fraction)
+        return tasks.class_tasks(dataset, self.tasks, seed, validation_fraction)
 
 
 @dataclass(frozen=True)
@@ -94,10 +90,8 @@ class Blurry(Scenario):
 
     def split(self, dataset: "Dataset", seed: int, validation_fraction: float) -> "list[Task]":
         """Tasks of classes, some of which leak."""
-        from proxreplay.data.tasks import class_tasks, leak
-
-        tasks = class_tasks(dataset, self.tasks, seed, validation_fraction)
-        return leak(tasks, len(dataset.classes), self.disjoint, self.blur, seed)
+        own = tasks.class_tasks(dataset, self.tasks, seed, validation_fraction)
+        return tasks.leak(own, len(dataset.classes), self.disjoint, self.blur, seed)
 
 
 @dataclass(frozen=True)
@@ -113,9 +107,7 @@ class DomainIncremental(Scenario):
 
     def split(self, dataset: "Dataset", seed: int, validation_fraction: float) -> "list[Task]":
         """One task per domain."""
-        from proxreplay.data.tasks import domain_tasks
-
-        return domain_tasks(dataset, self.order, seed, validation_fraction)
+        return tasks.domain_tasks(dataset, self.order, seed, validation_fraction)
 
 
 @dataclass(frozen=True)
@@ -123,15 +115,10 @@ class IID(Scenario):
     """The upper bound: all examples in one random order, in ``tasks`` random parts of equal size.
 
     Train, validation and test are split alike; labels stay as they are.
-
-    Args:
-        tasks: how many parts.
     """
 
     tasks: Count = 1
 
     def split(self, dataset: "Dataset", seed: int, validation_fraction: float) -> "list[Task]":
         """Random parts."""
-        from proxreplay.data.tasks import random_tasks
-
-        return random_tasks(dataset, self.tasks, seed, validation_fraction)
+        return tasks.random_tasks(dataset, self.tasks, seed, validation_fraction)

@@ -40,19 +40,12 @@ class Subset:
 
 @dataclass(frozen=True)
 class Task:
-    """One part of the stream, and the examples that the learner is judged on.
+    """One part of the stream, and the examples that the learner is judged on."""
 
-    Args:
-        name: for people to read.
-        train: the examples that arrive, in order of arrival.
-        validation: judges the learner during the stream.
-        test: judges it at the end.
-    """
-
-    name: str
-    train: Subset
-    validation: Subset
-    test: Subset
+    name: str  # for people to read
+    train: Subset  # the examples that arrive, in order of arrival
+    validation: Subset  # judges the learner during the stream
+    test: Subset  # judges it at the end
 
 
 class Stream:

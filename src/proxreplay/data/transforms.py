@@ -10,10 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from proxreplay.errors import InputError
+from proxreplay.lazy import LazyModule
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from proxreplay.data import augment
+else:
+    augment = LazyModule("proxreplay.data.augment")
 
 
 @dataclass(frozen=True)
@@ -63,15 +68,11 @@ class Transform:
             )
 
     def __call__(self, inputs: "Tensor", generator: "torch.Generator | None" = None) -> "Tensor":
-        """Stored inputs as floats; a generator switches augmentation on.
+        """Stored inputs as floats; a generator switches augmentation on and draws it.
 
-        Args:
-            inputs: ``[n, channels, height, width]``, or ``[n, ...]`` without crops and flips.
-                channels_last is kept.
-            generator: draws the crops and flips.
+        Inputs are ``[n, channels, height, width]``, in any order of memory, which is kept; without
+        crops and flips, ``[n, ...]``.
         """
-        from proxreplay.data.augment import normalise
-
         seen = self._view(inputs, generator)
         channels = seen.shape[1] if seen.ndim > 1 else 1
         if not {len(self.mean), len(self.std)} <= {1, channels}:
@@ -79,12 +80,10 @@ class Transform:
                 f"Transform: {len(self.mean)} means and {len(self.std)} stds for inputs of shape "
                 f"{tuple(seen.shape)}; give one, or one for each of the {channels} channels."
             )
-        return normalise(seen, self.scale, tuple(self.mean), tuple(self.std))
+        return augment.normalise(seen, self.scale, tuple(self.mean), tuple(self.std))
 
     def _view(self, inputs: "Tensor", generator: "torch.Generator | None") -> "Tensor":
         """The crop of every image, in the stored dtype."""
-        from proxreplay.data.augment import center_crop, random_view
-
         if not (self.crop_padding or self.flip or self.crop_size):
             return inputs
         if inputs.ndim != 4:
@@ -101,5 +100,5 @@ class Transform:
                 f"crop_size={self.crop_size}; resize them, or add crop_padding."
             )
         if generator is None:
-            return center_crop(inputs, size)
-        return random_view(inputs, size, padding, flip=self.flip, generator=generator)
+            return augment.center_crop(inputs, size)
+        return augment.random_view(inputs, size, padding, flip=self.flip, generator=generator)

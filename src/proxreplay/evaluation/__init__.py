@@ -2,12 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from proxreplay.evaluation.estimates import (
-    Estimate,
-    PairedDifference,
-    estimate,
-    paired_difference,
-)
+from proxreplay.evaluation.estimates import Estimate, PairedDifference, estimate, paired_difference
 from proxreplay.evaluation.measures import (
     MEASURES,
     Measure,

@@ -33,37 +33,22 @@ def estimate(values: Array) -> Estimate:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Second minus first, seed by seed.
+    """Second minus first, seed by seed."""
 
-    Args:
-        mean: over seeds.
-        standard_error: of the mean (NaN for one seed).
-        low: lower end of the interval.
-        high: upper end of the interval.
-        p_value: of the two-sided sign-flip test that the difference is symmetric around 0; with n
-            seeds it cannot be below ``2 / 2^n``.
-        seeds: how many pairs.
-        least: the smallest of the single differences.
-        most: the largest of them.
-    """
-
-    mean: float
-    standard_error: float
-    low: float
-    high: float
+    mean: float  # over seeds
+    standard_error: float  # of the mean (NaN for one seed)
+    low: float  # lower end of the interval
+    high: float  # upper end of the interval
+    # of the two-sided sign-flip test that the difference is symmetric around 0; with n seeds it
+    # cannot be below 2 / 2^n
     p_value: float
-    seeds: int
-    least: float
-    most: float
+    seeds: int  # how many pairs
+    least: float  # the smallest of the single differences
+    most: float  # the largest of them
 
 
 def paired_difference(
-    first: Array,
-    second: Array,
-    *,
-    confidence: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
+    first: Array, second: Array, *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> PairedDifference:
     """Second minus first with a BCa bootstrap interval and a sign-flip p-value, both by scipy.
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from proxreplay.data.datasets import Examples
 from proxreplay.data.streams import Subset
+from proxreplay.models.heads import INACTIVE_LOGIT
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def evaluate_each(
             targets = y.to(z.device)
             missing = int(targets.max()) + 1 - z.shape[1]
             if missing > 0:
-                z = F.pad(z, (0, missing), value=-1000.0)
+                z = F.pad(z, (0, missing), value=INACTIVE_LOGIT)
             correct.setdefault(name, []).append((z.argmax(dim=1) == targets).double())
             entropy = F.cross_entropy(z, targets, reduction="none")
             losses.setdefault(name, []).append(entropy.double())

@@ -22,11 +22,7 @@ from proxreplay.evaluation.trajectory import Array, Recorded, Series, Trajectory
 
 
 def final_accuracy(accuracy: Array) -> float:
-    """Acc: the mean over tasks of the accuracy at the end, ``sum_i a_i(tau) / k``.
-
-    Args:
-        accuracy: ``[K]``, on each task's test examples.
-    """
+    """Acc: the mean over tasks of the test accuracy ``[K]`` at the end, ``sum_i a_i(tau) / k``."""
     return float(np.mean(accuracy))
 
 
@@ -87,10 +83,9 @@ def backward_transfer(trajectory: Trajectory) -> float:
 
 
 def variation_curve(values: Array) -> Array:
-    """``[J]``: ``TV_j = sum_{m<j} |v(m+1) - v(m)|``, from 0; NaN counts as not yet measured.
+    """``[J]``: ``TV_j = sum_{m<j} |v(m+1) - v(m)|``, from 0, of accuracies or losses ``[J]``.
 
-    Args:
-        values: ``[J]``, accuracies or losses at successive moments.
+    NaN counts as not yet measured.
 
     >>> variation_curve(np.array([0.5, 0.25, 0.75])).tolist()
     [0.0, 0.25, 0.75]
@@ -241,11 +236,6 @@ def _last(series: Series | None, name: str) -> float | None:
 def _mean_gap(path: Trajectory, of: Callable[[StabilityGap], float]) -> float | None:
     gaps = stability_gaps(path)
     return float(np.mean([of(gap) for gap in gaps])) if gaps else None
-
-
-def _minutes(run: Recorded) -> float | None:
-    spent = run.learning_minutes
-    return None if spent is None else float(spent.values["learning"][-1])
 
 
 def predictor_accuracy(name: str) -> Measure:
@@ -424,7 +414,14 @@ MEASURES: tuple[Measure, ...] = (
         "0 where incoming and replayed examples are equally hard, 1 where one is twice as hard.",
         curve=lambda run: _column(run.share, "share"),
     ),
-    Measure("minutes", "Minutes", "Learning only.", number=_minutes, better="lower", digits=2),
+    Measure(
+        "minutes",
+        "Minutes",
+        "Learning only.",
+        number=lambda run: _last(run.learning_minutes, "learning"),
+        better="lower",
+        digits=2,
+    ),
     Measure(
         "time",
         "Accuracy against time",

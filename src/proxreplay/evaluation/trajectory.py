@@ -13,17 +13,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Accuracies (or losses) of every task over time.
+    """Accuracies (or losses) of every task over time."""
 
-    Args:
-        positions: ``[J]``, the stream batch (from 0) after which each was measured, ascending.
-        tasks: ``[J]``, the task (from 0) that this stream batch came from.
-        accuracy: ``[J, K]``, ``a_i(j)``; NaN for tasks that had not started.
-    """
-
+    # [J], the stream batch (from 0) after which each was measured, ascending
     positions: NDArray[np.int64]
-    tasks: NDArray[np.int64]
-    accuracy: Array
+    tasks: NDArray[np.int64]  # [J], the task (from 0) that this stream batch came from
+    accuracy: Array  # [J, K], a_i(j); NaN for tasks that had not started
 
     def __post_init__(self) -> None:
         moments = len(self.positions)
@@ -62,31 +57,22 @@ class Series:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Everything that measures are computed from.
+    """Everything that measures are computed from."""
 
-    Args:
-        accuracy: on validation examples, of the network that predicts.
-        loss: on the same examples.
-        test: ``[K]``, accuracy on each task's test examples at the end; None if not evaluated.
-        predictors: validation accuracy of the other networks of the run, by name, such as
-            ``online`` where an average of the weights predicts.
-        drift: representation drift so far, by layer and in ``total``.
-        gradients: gradient ratios of ``new``, ``replay`` and ``all`` data.
-        prequential: accuracy, fading accuracy, kappa and regret of predicting each batch before it
-            was learned.
-        seconds: seconds spent so far by activity, after ``positions`` stream batches.
-        share: how much of LPR acts, where its strength sets itself.
-    """
-
-    accuracy: Trajectory
-    loss: Trajectory | None = None
+    accuracy: Trajectory  # on validation examples, of the network that predicts
+    loss: Trajectory | None = None  # on the same examples
+    # [K], accuracy on each task's test examples at the end; None if not evaluated
     test: Array | None = None
+    # validation accuracy of the other networks of the run, by name, such as online where an average
+    # of the weights predicts
     predictors: Mapping[str, Trajectory] = field(default_factory=dict)
-    drift: Series | None = None
-    gradients: Series | None = None
+    drift: Series | None = None  # representation drift so far, by layer and in total
+    gradients: Series | None = None  # gradient ratios of new, replay and all data
+    # accuracy, fading accuracy, kappa and regret of predicting each batch before it was learned
     prequential: Series | None = None
+    # seconds spent so far by activity, after positions stream batches
     seconds: Series | None = None
-    share: Series | None = None
+    share: Series | None = None  # how much of LPR acts, where its strength sets itself
 
     @property
     def learning_minutes(self) -> Series | None:

@@ -99,6 +99,17 @@ _CLEAR_SETTINGS: Settings = {  # the paper has no LODE on CLEAR
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
 
+
+def _grey(name: str, data: str, mean: float, std: float) -> Benchmark:
+    return Benchmark(
+        name=name,
+        data=data,
+        scenario=ClassIncremental(tasks=5),
+        network=lambda num_classes=None: models.mlp(28 * 28, num_classes),
+        transform=Transform(scale=255.0, mean=(mean,), std=(std,)),
+    )
+
+
 _BENCHMARKS = (
     Benchmark(
         name="split-digits",
@@ -109,20 +120,8 @@ _BENCHMARKS = (
         capacity=50,
         settings=_DIGITS_SETTINGS,
     ),
-    Benchmark(
-        name="split-mnist",
-        data="mnist",
-        scenario=ClassIncremental(tasks=5),
-        network=lambda num_classes=None: models.mlp(28 * 28, num_classes),
-        transform=Transform(scale=255.0, mean=(0.1307,), std=(0.3081,)),
-    ),
-    Benchmark(
-        name="split-fashion",
-        data="fashion-mnist",
-        scenario=ClassIncremental(tasks=5),
-        network=lambda num_classes=None: models.mlp(28 * 28, num_classes),
-        transform=Transform(scale=255.0, mean=(0.2860,), std=(0.3530,)),
-    ),
+    _grey("split-mnist", "mnist", 0.1307, 0.3081),
+    _grey("split-fashion", "fashion-mnist", 0.2860, 0.3530),
     Benchmark(
         name="split-cifar10",
         data="cifar10",

@@ -153,11 +153,7 @@ class RunConfig(Options):
     diagnostics: DiagnosticsSettings = field(default_factory=DiagnosticsSettings)
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
-        """The same configuration with some values replaced.
-
-        Args:
-            values: dotted keys such as ``lpr.omega_0``, or nested mappings.
-        """
+        """The same with some values replaced: by dotted keys (``lpr.omega_0``), or nested."""
         result = self
         for key, value in renamed(values)[0].items():
             result = _replace(result, key.split("."), value, key)
@@ -246,9 +242,7 @@ def _checksum(values: Any) -> str:
 def read_settings(path: Path, *, unchanged: bool = False) -> dict[str, Any]:
     """The settings in a YAML file, as nested mappings.
 
-    Args:
-        path: the file.
-        unchanged: refuse settings that are not those of the checksum above them, if there is one.
+    ``unchanged`` refuses settings that are not those of the checksum above them, if there is one.
     """
     if path.exists() and not path.is_file():
         raise DataError(f"{path}: not a file; give a YAML file of settings.")

@@ -4,21 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from proxreplay.data.scenarios import (
-    IID,
-    Blurry,
-    ClassIncremental,
-    DomainIncremental,
-    Scenario,
-)
+from proxreplay.data.scenarios import IID, Blurry, ClassIncremental, DomainIncremental, Scenario
 from proxreplay.errors import InputError
-from proxreplay.experiments.benchmarks import (
-    CUSTOM,
-    Benchmark,
-    Defaults,
-    Settings,
-    find_benchmark,
-)
+from proxreplay.experiments.benchmarks import CUSTOM, Benchmark, Defaults, Settings, find_benchmark
 from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.recipes import (
     AVERAGED_SUFFIX,

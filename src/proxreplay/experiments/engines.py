@@ -21,7 +21,7 @@ from proxreplay.errors import InputError, ProxreplayError
 from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.ownership import mark_failed, owned
-from proxreplay.experiments.run import Interrupted, Progress, RunOptions, run
+from proxreplay.experiments.run import Interrupted, RunOptions, RunProgress, run
 
 
 @dataclass(frozen=True)
@@ -42,25 +42,31 @@ class Outcome:
     problem: str | None = None
 
 
-OnProgress = Callable[[Job, Progress], None]
-OnOutcome = Callable[[Outcome], None]
+Outcomes = list[Outcome]
+
+
+class Audience:
+    """Who is told how runs go on; this one does not listen."""
+
+    def on_progress(self, job: Job, at: RunProgress) -> None:
+        """A run has done another batch."""
+
+    def on_outcome(self, outcome: Outcome) -> None:
+        """A run is over."""
+
+
+NOBODY = Audience()
 
 
 class Engine(Protocol):
     """Makes runs. Jobs not started when a stop is requested are left out of the outcomes."""
 
-    def make(
-        self,
-        jobs: Sequence[Job],
-        stop: StopRequest,
-        on_progress: OnProgress = lambda job, progress: None,
-        on_outcome: OnOutcome = lambda outcome: None,
-    ) -> list[Outcome]:
-        """Make every run; report progress and, once each, what became of it."""
+    def make(self, jobs: Sequence[Job], stop: StopRequest, told: Audience = NOBODY) -> Outcomes:
+        """Make every run; tell of its progress and, once each, what became of it."""
         ...
 
 
-def make_one(job: Job, stop: StopRequest, on_progress: Callable[[Progress], None]) -> Outcome:
+def make_one(job: Job, stop: StopRequest, on_progress: Callable[[RunProgress], None]) -> Outcome:
     """Make one run here and now; an error becomes part of the outcome."""
     try:
         run(job.config, job.folder, job.options, stop=stop, on_progress=on_progress)
@@ -85,45 +91,29 @@ def lost(job: Job, problem: str) -> Outcome:
 class InlineEngine:
     """One run after the other in this process."""
 
-    def make(
-        self,
-        jobs: Sequence[Job],
-        stop: StopRequest,
-        on_progress: OnProgress = lambda job, progress: None,
-        on_outcome: OnOutcome = lambda outcome: None,
-    ) -> list[Outcome]:
+    def make(self, jobs: Sequence[Job], stop: StopRequest, told: Audience = NOBODY) -> Outcomes:
         """Make every run, in order."""
         outcomes = []
         for job in jobs:
             if stop:
                 break
-            outcome = make_one(job, stop, lambda progress, job=job: on_progress(job, progress))  # type: ignore[misc]
-            on_outcome(outcome)
+            outcome = make_one(job, stop, lambda progress, job=job: told.on_progress(job, progress))  # type: ignore[misc]
+            told.on_outcome(outcome)
             outcomes.append(outcome)
         return outcomes
 
 
 @dataclass(frozen=True)
 class ProcessEngine:
-    """Several runs at a time, each in a process of its own kind that is reused for the next.
+    """Several runs at a time, each in a process of its own kind that is reused for the next."""
 
-    Args:
-        processes: how many at a time.
-    """
-
-    processes: int
+    processes: int  # how many at a time
 
     def __post_init__(self) -> None:
         if self.processes < 1:
             raise InputError(f"jobs={self.processes}; give at least 1.")
 
-    def make(
-        self,
-        jobs: Sequence[Job],
-        stop: StopRequest,
-        on_progress: OnProgress = lambda job, progress: None,
-        on_outcome: OnOutcome = lambda outcome: None,
-    ) -> list[Outcome]:
+    def make(self, jobs: Sequence[Job], stop: StopRequest, told: Audience = NOBODY) -> Outcomes:
         """Make every run; a process that dies costs its own run only."""
         waiting = deque(jobs)
         workers = [_Worker() for _ in range(min(self.processes, len(jobs)))]
@@ -142,11 +132,11 @@ class ProcessEngine:
                 for connection in wait(list(busy), timeout=0.2):
                     worker = busy[connection]  # type: ignore[index]
                     message = worker.receive()
-                    if isinstance(message, Progress):
+                    if isinstance(message, RunProgress):
                         assert worker.job is not None
-                        on_progress(worker.job, message)
+                        told.on_progress(worker.job, message)
                     else:
-                        on_outcome(message)
+                        told.on_outcome(message)
                         outcomes.append(message)
                         worker.job = None
         except BaseException:  # such as a second Ctrl-C: stop at once; checkpoints stay
@@ -183,7 +173,7 @@ class _Worker:
         self.connection.send(job)
 
     def receive(self) -> Any:
-        """A `Progress`, or the `Outcome` of the job; a dead process is a failed outcome."""
+        """A `RunProgress`, or the `Outcome` of the job; a dead process is a failed outcome."""
         assert self.job is not None
         try:
             return self.connection.recv()

@@ -65,7 +65,8 @@ def refuse_foreign(folder: Path) -> None:
             raise InputError(f"{path} is no regular file; remove it, or choose another --out.")
     if not folder.exists() or (folder / "config.yaml").exists():
         return
-    if not all(_may_be_new(path.name) for path in folder.iterdir()):
+    others = [name for name in os.listdir(folder) if name != "lock" and not name.startswith(".")]
+    if not all(map(_OLD_TEMPORARY.fullmatch, others)):  # hidden files, and ours, may be there
         raise InputError(f"{folder} is not empty and holds no run; choose another --out.")
 
 
@@ -85,11 +86,6 @@ def _computed(folder: Path) -> bool:
         or (records.exists() and records.stat().st_size > 0)
         or any((folder / "checkpoint").glob("*"))
     )
-
-
-def _may_be_new(name: str) -> bool:
-    """Whether a folder with this file in it may still be new: it is hidden, or was ours."""
-    return name == "lock" or name.startswith(".") or bool(_OLD_TEMPORARY.fullmatch(name))
 
 
 def _remove_leftovers(folder: Path) -> None:

@@ -19,10 +19,10 @@ from typing import Any
 
 from proxreplay.data.roots import data_root
 from proxreplay.errors import InputError, StorageError
-from proxreplay.experiments.engines import Job, OnOutcome, OnProgress, Outcome, lost
+from proxreplay.experiments.engines import NOBODY, Audience, Job, Outcome, Outcomes, lost
 from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.ray_worker import Channel, Surroundings, names_in, versions, work
-from proxreplay.experiments.run import Progress
+from proxreplay.experiments.run import RunProgress
 from proxreplay.files import marker
 
 log = logging.getLogger(__name__)
@@ -62,19 +62,13 @@ class RayEngine:
         if self.at_a_time is not None and self.at_a_time < 1:
             raise InputError(f"jobs={self.at_a_time}; give at least 1.")
 
-    def make(
-        self,
-        jobs: Sequence[Job],
-        stop: StopRequest,
-        on_progress: OnProgress = lambda job, progress: None,
-        on_outcome: OnOutcome = lambda outcome: None,
-    ) -> list[Outcome]:
+    def make(self, jobs: Sequence[Job], stop: StopRequest, told: Audience = NOBODY) -> Outcomes:
         """Make every run; what Ray loses is tried again, what is complete is left alone."""
         if not jobs:
             return []
         _check_devices(jobs)
         with _connected(self.address, jobs), ExitStack() as markers:
-            study = _Study(self, jobs, _surroundings(jobs, markers), on_progress, on_outcome)
+            study = _Study(self, jobs, _surroundings(jobs, markers), told)
             try:
                 return study.finish(stop)
             except BaseException:  # such as a second Ctrl-C: stop at once; checkpoints stay
@@ -90,16 +84,14 @@ class _Study:
         engine: RayEngine,
         jobs: Sequence[Job],
         around: Sequence[Surroundings],
-        on_progress: OnProgress,
-        on_outcome: OnOutcome,
+        told: Audience,
     ) -> None:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         place = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here}
-        self.engine, self.jobs, self.around = engine, jobs, around
-        self.on_progress, self.on_outcome = on_progress, on_outcome
+        self.engine, self.jobs, self.around, self.told = engine, jobs, around, told
         self.channel: Any = ray.remote(Channel).options(**place).remote()
         self.waiting = deque(range(len(jobs)))
         self.running: dict[Any, int] = {}
@@ -163,7 +155,7 @@ class _Study:
         for number, progress in news.items():
             self.started.add(number)
             if progress is not None and number in busy:
-                self.on_progress(self.jobs[number], Progress(*progress))
+                self.told.on_progress(self.jobs[number], RunProgress(*progress))
 
     def _conclude(self, ref: Any, number: int) -> None:
         """Say what became of a run, or try it on another node."""
@@ -185,7 +177,7 @@ class _Study:
                     return
                 status = "failed"
             outcome = Outcome(job, status, problem)
-        self.on_outcome(outcome)
+        self.told.on_outcome(outcome)
         self.outcomes.append(outcome)
 
     def _elsewhere(self, job: Job, node: str, problem: str) -> bool:

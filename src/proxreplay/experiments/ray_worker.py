@@ -20,7 +20,7 @@ from proxreplay.locking import locked
 if TYPE_CHECKING:
     from proxreplay.experiments.engines import Job
     from proxreplay.experiments.interrupt import StopRequest
-    from proxreplay.experiments.run import Progress
+    from proxreplay.experiments.run import RunProgress
 
 SECONDS_BETWEEN_NEWS = 0.2
 SECONDS_WITHOUT_DRIVER = 60.0
@@ -51,19 +51,13 @@ class Channel:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a worker must have in common with the driver.
+    """What a worker must have in common with the driver."""
 
-    Args:
-        marker: a file in the folder of the study that is there while the driver is at work.
-        cwd: the driver's working folder, which relative paths in a configuration start from.
-        data: what the driver sees of the data: names in each folder, nothing for a file.
-        versions: of what decides the results.
-    """
-
-    marker: Path
-    cwd: Path
+    marker: Path  # a file in the folder of the study that is there while the driver is at work
+    cwd: Path  # the driver's working folder, which relative paths in a configuration start from
+    # what the driver sees of the data: names in each folder, nothing for a file
     data: tuple[tuple[Path, tuple[str, ...]], ...]
-    versions: tuple[tuple[str, str], ...]
+    versions: tuple[tuple[str, str], ...]  # of what decides the results
 
     def check(self) -> None:
         """Raise an InputError that names what this node does not have."""
@@ -171,7 +165,7 @@ class _Line:
         self._send(None)
         return asked
 
-    def tell(self, progress: "Progress") -> None:
+    def tell(self, progress: "RunProgress") -> None:
         """Say how far the run is, now and then, and hear whether to stop."""
         import ray
 

@@ -6,30 +6,22 @@ import math
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from proxreplay.batch import Batch
 from proxreplay.data import Stream, Subset
 from proxreplay.distributed import Processes, compare, current
-from proxreplay.errors import (
-    CheckpointError,
-    DataError,
-    DivergenceError,
-    ProxreplayError,
-)
+from proxreplay.errors import CheckpointError, DataError, DivergenceError, ProxreplayError
 from proxreplay.evaluation import evaluate_each
 from proxreplay.experiments.build import build_learner, build_stream
-from proxreplay.experiments.checkpoint import (
-    load_checkpoint,
-    remove_checkpoints,
-    save_checkpoint,
-)
+from proxreplay.experiments.checkpoint import load_checkpoint, remove_checkpoints, save_checkpoint
 from proxreplay.experiments.config import RunConfig, differences
 from proxreplay.experiments.configure import declared
 from proxreplay.experiments.diagnose import Diagnostics
@@ -79,7 +71,7 @@ class Interrupted(ProxreplayError):
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """How far a run has come."""
 
     position: int  # stream batches done
@@ -95,7 +87,7 @@ def run(
     options: RunOptions | None = None,
     *,
     stop: StopRequest | None = None,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[RunProgress], None] = lambda progress: None,
 ) -> Result:
     """Make a run, or what is still missing of it, in a folder of its own.
 
@@ -210,7 +202,7 @@ class _Run:
         self.digest = dataset.digest
         self.tracking: Tracking | None = None
 
-    def finish(self, stop: StopRequest, on_progress: Callable[[Progress], None]) -> Result:
+    def finish(self, stop: StopRequest, on_progress: Callable[[RunProgress], None]) -> Result:
         """Go through the rest of the stream and write the result."""
         if self.processes.writes:
             keep_environment(self.folder / "environment.json", self.digest)
@@ -236,7 +228,8 @@ class _Run:
                     )
                 if self.stream.position % self.options.checkpoint_every == 0:
                     self._save()
-            self._test()
+            if self.config.test:
+                self._judge("test", {}, [task.test for task in self.stream.tasks])
             last = {"position": self.stream.position - 1, "task": len(self.stream.tasks) - 1}
             for record in self.diagnostics.at_end(last):
                 self._record(record)
@@ -260,8 +253,8 @@ class _Run:
 
     def _tracked(self) -> Tracking:
         names = self.options.track if self.processes.writes else ()
-        earlier = self.records.path
-        return Tracking(names, self.config, self.folder, read_lines(earlier) if names else ())
+        earlier = read_lines(self.records.path) if names else ()
+        return Tracking(names, self.config, self.folder, earlier)
 
     def _learn(self, batch: Batch) -> None:
         with self._clock("learning"):
@@ -302,26 +295,22 @@ class _Run:
         accuracies = self._judge("validation", moment, seen)
         self.accuracy = sum(accuracies) / len(accuracies)
 
-    def _test(self) -> None:
-        if self.config.test:
-            self._judge("test", {}, [task.test for task in self.stream.tasks])
-
     def _judge(self, split: str, moment: Record, tasks: list[Subset]) -> list[float]:
         """Record accuracy and loss per task; with an average, of every predictor there is."""
-        chosen, *others = names = _predictors(self.learner)
+        chosen = (names := _predictors(self.learner))[0]
+
+        def logits(x: Tensor) -> Mapping[str, Tensor]:
+            return self.learner.logits_of_each(x, names)
+
         with self._clock("evaluating"):
-            found = evaluate_each(
-                lambda x: evaluated_together(
-                    self.processes, lambda own: self.learner.logits_of_each(own, names), x
-                ),
-                tasks,
-            )
+            found = evaluate_each(lambda x: evaluated_together(self.processes, logits, x), tasks)
         if not all(map(math.isfinite, found[chosen].loss)):
             raise DivergenceError(f"the {split} loss is not finite: {found[chosen].loss}.")
         event = {"kind": "evaluation", "split": split, **moment}
-        for name in (chosen, *others):
+        for name in names:
+            which: Record = {"online": True} if name == "online" else {"predictor": name}
             values = {"accuracy": found[name].accuracy, "loss": found[name].loss}
-            self._record({**event, **({} if name == chosen else _predictor(name)), **values})
+            self._record({**event, **({} if name == chosen else which), **values})
         return found[chosen].accuracy
 
     def _record(self, record: Record) -> None:
@@ -329,10 +318,10 @@ class _Run:
         if self.tracking is not None:
             self.tracking.write(record)
 
-    def _progress(self, batch: Batch) -> Progress:
+    def _progress(self, batch: Batch) -> RunProgress:
         assert batch.task is not None
         done, total = self.stream.position, len(self.stream)
-        return Progress(done, total, batch.task, len(self.stream.tasks), self.accuracy)
+        return RunProgress(done, total, batch.task, len(self.stream.tasks), self.accuracy)
 
     def _save(self) -> None:
         with self._clock("saving"):
@@ -411,10 +400,6 @@ def _predictors(learner: Learner | Floor) -> list[str]:
     options = learner.averaging.options
     names = ("online", "average") if options.start == "copy" else ("online", *PREDICTORS)
     return list(dict.fromkeys([options.predict, *names]))
-
-
-def _predictor(name: str) -> Record:
-    return {"online": True} if name == "online" else {"predictor": name}
 
 
 def _moment(batch: Batch) -> Record:

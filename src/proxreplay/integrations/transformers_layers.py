@@ -14,11 +14,7 @@ from torch.func import functional_call
 from proxreplay.integrations.versions import check_version
 from proxreplay.proximal import LinearMap, Part, register_layer
 from proxreplay.proximal.gram.rows import Rows
-from proxreplay.proximal.layers.torch_layers import (
-    embedding_rows,
-    layernorm_rows,
-    rows_by_element,
-)
+from proxreplay.proximal.layers.torch_layers import embedding_rows, layernorm_rows, rows_by_element
 
 check_version("transformers")
 

@@ -5,11 +5,7 @@ import sys
 
 from proxreplay.errors import InputError
 
-OLDEST = {
-    "transformers": "4.46",
-    "lightning": "2.2",
-    "pytorch_lightning": "2.2",
-}
+OLDEST = {"transformers": "4.46", "lightning": "2.2", "pytorch_lightning": "2.2"}
 
 
 def check_version(framework: str) -> None:

@@ -88,7 +88,8 @@ def as_tensors(x: Any) -> Inputs:
         for name in x:
             if not isinstance(name, str):
                 raise InputError(f"Learner: a dict of inputs with the key {name!r}; give strings.")
-    return unnamed({name: as_tensor(part, name) for name, part in named(_plain_form(x)).items()})
+        x = dict(x)  # of mappings of other people
+    return unnamed({name: as_tensor(part, name) for name, part in named(x).items()})
 
 
 def as_tensor(x: Any, name: str = WHOLE) -> Tensor:
@@ -151,11 +152,6 @@ def _from_array(array: NDArray[Any], name: str) -> Tensor:
         array = array.astype(np.int64)  # torch computes with no wider unsigned numbers
     # A writeable copy in native byte order: torch warns about, or refuses, everything else.
     return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
-
-
-def _plain_form(x: Any) -> Any:
-    """Mappings of other people as a dict."""
-    return dict(x) if isinstance(x, Mapping) else x
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

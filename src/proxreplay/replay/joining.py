@@ -14,15 +14,11 @@ from proxreplay.errors import InputError
 
 @dataclass(frozen=True)
 class _Share:
-    """What one process was handed.
+    """What one process was handed."""
 
-    Args:
-        tensors: inputs by name, labels that are numbers, and weights, one row per example each.
-        names: labels that are not numbers.
-    """
-
+    # inputs by name, labels that are numbers, and weights, one row per example each
     tensors: dict[str, Tensor]
-    names: list[Any] | None
+    names: list[Any] | None  # labels that are not numbers
 
     @property
     def layout(self) -> dict[str, Any]:

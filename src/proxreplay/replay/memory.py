@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from numbers import Integral
 from operator import index
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -50,6 +50,8 @@ class Memory:
             one keeps all.
     """
 
+    limited: ClassVar[bool] = True
+
     def __init__(
         self,
         capacity: int | None = None,
@@ -58,21 +60,12 @@ class Memory:
         device: torch.device | str | None = None,
         shared_by: Processes | None = None,
     ) -> None:
-        if (capacity is None) == (capacity_bytes is None):
+        if self.limited and (capacity is None) == (capacity_bytes is None):
             raise InputError(
                 f"{self._name}: capacity={capacity}, capacity_bytes={capacity_bytes}; give one of "
                 "them, or take an UnlimitedMemory."
             )
         count(capacity=capacity, capacity_bytes=capacity_bytes)
-        self._set_up(capacity, capacity_bytes, device, shared_by)
-
-    def _set_up(
-        self,
-        capacity: int | None,
-        capacity_bytes: int | None,
-        device: torch.device | str | None,
-        shared_by: Processes | None,
-    ) -> None:
         self.capacity = capacity
         self.capacity_bytes = capacity_bytes
         self._storage = storage_for(shared_by, device)
@@ -106,10 +99,9 @@ class Memory:
         return len(self._storage)
 
     def __repr__(self) -> str:
-        limit = f"capacity={self.capacity}"
-        if self.capacity_bytes is not None:
-            limit = f"capacity_bytes={self.capacity_bytes}"
-        made = f"{self._name}({'' if isinstance(self, UnlimitedMemory) else limit})"
+        in_bytes = self.capacity_bytes is not None
+        limit = f"capacity{'_bytes' * in_bytes}={self.capacity_bytes or self.capacity}"
+        made = f"{self._name}({limit * self.limited})"
         held = f"{len(self)} examples of {len(self._counts)} classes"
         parts = "" if self.shared_by.alone else f" in each of {self.shared_by.size} processes"
         return f"{made}: {held}, {self.nbytes / 1e6:.1f} MB{parts}"
@@ -158,14 +150,10 @@ class Memory:
 
     @torch.no_grad()
     def add(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        """Offer a batch to the memory.
+        """Offer a batch of ``n`` examples to the memory; its extras are stored with them.
 
-        Args:
-            batch: ``n`` examples; its extras are stored with them.
-            generator: draws the weights.
-
-        Returns:
-            The ids of the examples, ``[n]`` int64, whether they are stored or not.
+        The generator draws the weights. Returns the ids of the examples, ``[n]`` int64, whether
+        they are stored or not.
         """
         if not isinstance(batch, Batch):
             raise InputError(
@@ -249,8 +237,7 @@ class Memory:
     def remove_class(self, label: int) -> int:
         """Delete the examples of a class; returns how many were stored.
 
-        Args:
-            label: as it is stored, an integer; `Learner.forget` takes the labels that users gave.
+        Labels here are integers, as stored; `Learner.forget` takes those that users gave.
         """
         if not isinstance(label, Integral):
             raise InputError(
@@ -452,13 +439,12 @@ class RingMemory(Memory):
 class UnlimitedMemory(Memory):
     """Everything that was ever added and not removed."""
 
+    limited = False
+
     def __init__(
-        self,
-        *,
-        device: torch.device | str | None = None,
-        shared_by: Processes | None = None,
+        self, *, device: torch.device | str | None = None, shared_by: Processes | None = None
     ) -> None:
-        self._set_up(None, None, device, shared_by)
+        super().__init__(device=device, shared_by=shared_by)
 
     def _weights(self, ids: range, generator: torch.Generator) -> list[float]:
         return []

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from proxreplay.replay.learner import Learner
 
 _OWN = "proxreplay."
-MEMORIES = (ClassBalancedMemory, ReservoirMemory, RingMemory, UnlimitedMemory)
+MEMORIES = (ClassBalancedMemory, ReservoirMemory, RingMemory)
 OPTIONS = (
     *("lr", "steps_per_batch", "replay_batch", "refresh_every", "refresh_samples"),
     *("refresh_augment", "channels_last", "seed"),
@@ -263,19 +263,24 @@ def _part(argument: str, description: Any, given: Any) -> Any:
         for cls in vars(module).values()
         if isinstance(cls, type) and dataclasses.is_dataclass(cls)
     }
-    if not _buildable(description, known):
+    try:
+        return _build(description, known)
+    except LookupError as error:
         raise InputError(
             f"Learner.load: the learner was saved with {argument} '{description['name']}'; hand it "
             f"in as {argument}=..."
-        )
-    return _build(description, known)
+        ) from error
 
 
 def _memory(state: dict[str, Any]) -> Memory:
     """An empty memory of the kind and capacity of a saved one."""
+    if state["kind"] == UnlimitedMemory.__name__:
+        return UnlimitedMemory()
     for cls in MEMORIES:
         if cls.__name__ == state["kind"]:
-            return cls() if cls is UnlimitedMemory else _with_capacity(cls, state)
+            limits = ("capacity", "capacity_bytes")  # with the latter, the former follows from it
+            limit = limits[state["capacity_bytes"] is not None]
+            return cls(**{limit: state[limit]})
     raise InputError(
         f"Learner.load: the learner was saved with memory '{state['kind']}'; hand it in as "
         "memory=..."
@@ -288,13 +293,14 @@ def _rule(description: Any, model: nn.Module, given: Any) -> Any:
         return given
     kinds = (Strength, RelativeStrength, StepOptions)
     known: dict[str, type] = {_name(one): one for one in kinds}
-    options = dict(description["options"])
-    if description["name"] != _name(LPR) or not _buildable(tuple(options.values()), known):
+    ours = {_name(LPR): description["options"]}
+    try:
+        built = {n: _build(value, known) for n, value in ours[description["name"]].items()}
+    except LookupError as error:
         raise InputError(
             f"Learner.load: the learner was saved with rule '{description['name']}'; make it for "
             "the model as before and hand it in as rule=..."
-        )
-    built = {name: _build(value, known) for name, value in options.items()}
+        ) from error
     strength, overrides = built.pop("strength"), dict(built.pop("overrides"))
     built.setdefault("gradient", LPR.gradient)
     if isinstance(strength, RelativeStrength):
@@ -314,29 +320,14 @@ def check_same(saved: dict[str, Any], present: dict[str, Any]) -> None:
             )
 
 
-def _with_capacity(cls: type[Memory], state: dict[str, Any]) -> Memory:
-    if state["capacity_bytes"] is not None:
-        return cls(capacity_bytes=state["capacity_bytes"])
-    return cls(state["capacity"])
-
-
-def _buildable(description: Any, known: dict[str, type]) -> bool:
-    if isinstance(description, tuple):
-        return all(_buildable(item, known) for item in description)
-    if not isinstance(description, dict):
-        return True
-    return description["name"] in known and all(
-        _buildable(value, known) for value in description["fields"].values()
-    )
-
-
 def _build(description: Any, known: dict[str, type]) -> Any:
+    """What `describe` was given; a LookupError for code that is not known."""
     if isinstance(description, tuple):
         return tuple(_build(item, known) for item in description)
     if not isinstance(description, dict):
         return description
-    fields = {name: _build(value, known) for name, value in description["fields"].items()}
-    return known[description["name"]](**fields)
+    kind = known[description["name"]]
+    return kind(**{name: _build(value, known) for name, value in description["fields"].items()})
 
 
 def _name(code: Any) -> str:

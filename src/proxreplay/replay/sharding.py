@@ -1,6 +1,6 @@
 """Rows that several processes keep together, a part each: for memories too large for one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from proxreplay.distributed import Processes
 from proxreplay.errors import InputError
-from proxreplay.replay.storage import Storage
+from proxreplay.replay.storage import Fields, Ids, Storage
 
 EVERYWHERE = ("labels", "id", "position")
 CHUNK = 256  # rows that are sent at a time where all are wanted
@@ -36,7 +36,7 @@ class ShardedStorage(Storage):
         return ShardedStorage(self.processes, self.device)
 
     @property
-    def fields(self) -> Mapping[str, Tensor]:
+    def fields(self) -> Fields:
         """What is stored of every row, here or elsewhere; the tensors only have its layout."""
         return {**self.part.tensors, **self.tensors}
 
@@ -46,11 +46,7 @@ class ShardedStorage(Storage):
         return super().nbytes + self.part.nbytes
 
     def exchange(
-        self,
-        gone: Sequence[int],
-        ids: Sequence[int] = (),
-        rows: Mapping[str, Tensor] | None = None,
-        limit: int | None = None,
+        self, gone: Ids, ids: Ids = (), rows: Fields | None = None, limit: int | None = None
     ) -> None:
         """As `Storage.exchange`; each process takes its own rows out of all of them."""
         some, own = rows or {}, [i for i, one in enumerate(ids) if self._owner(one) == self._rank]

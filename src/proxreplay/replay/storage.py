@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from proxreplay.batch import WEIGHT, is_input
 from proxreplay.errors import InputError
 
+Ids = Sequence[int]
+Fields = Mapping[str, Tensor]  # by field, [n, ...]
 FIRST_ROWS = 256  # allocated at first; afterwards half as many again as there are
 
 
@@ -36,7 +38,7 @@ class Storage:
         return Storage(self.device)
 
     @property
-    def fields(self) -> Mapping[str, Tensor]:
+    def fields(self) -> Fields:
         """What is stored of every row."""
         return self.tensors
 
@@ -45,7 +47,7 @@ class Storage:
         """Bytes allocated for rows."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
-    def row_nbytes(self, rows: Mapping[str, Tensor]) -> int:
+    def row_nbytes(self, rows: Fields) -> int:
         """Bytes of one row once ``rows`` are stored beside what is there."""
         return sum(
             row.element_size() * math.prod(self._shape(name, row)) for name, row in rows.items()
@@ -81,11 +83,7 @@ class Storage:
         return rows
 
     def exchange(
-        self,
-        gone: Sequence[int],
-        ids: Sequence[int] = (),
-        rows: Mapping[str, Tensor] | None = None,
-        limit: int | None = None,
+        self, gone: Ids, ids: Ids = (), rows: Fields | None = None, limit: int | None = None
     ) -> None:
         """Let the rows ``gone`` go and store others under ``ids``, with one write per field.
 
@@ -132,7 +130,7 @@ class Storage:
             return (*shape[:-1], max(shape[-1], self.fields[name].shape[-1]))
         return shape
 
-    def _reserve(self, size: int, rows: Mapping[str, Tensor], limit: int | None) -> None:
+    def _reserve(self, size: int, rows: Fields, limit: int | None) -> None:
         """Make room for ``size`` rows as wide as ``rows``; new room is zero, new columns NaN."""
         for name, row in rows.items():
             if self.device is None:
@@ -171,7 +169,7 @@ class Storage:
             self.ids[new] = self.ids[old]
             self.slots[self.ids[new]] = new
 
-    def _write(self, targets: list[int], ids: Sequence[int], rows: Mapping[str, Tensor]) -> None:
+    def _write(self, targets: list[int], ids: Ids, rows: Fields) -> None:
         index = torch.tensor(targets, dtype=torch.int64, device=self.device)
         for name, row in rows.items():
             tensor = self.tensors[name]

@@ -101,7 +101,9 @@ def _curve(
         grid = np.linspace(0, max(x[-1] for x, _ in lines), points + 1)[1:]
     else:
         grid = _task_grid(lines, tasks, points)
-    return _band(group.label, index, lines, grid)
+    values = np.stack([interpolate(grid, x, y) for x, y in lines])  # a seed counts as far as it got
+    low, high = np.fmin.reduce(values), np.fmax.reduce(values)  # NaN only where all are
+    return Curve(group.label, index, grid, _mean_of_known(values), low, high)
 
 
 def _task_grid(lines: Sequence[Line], tasks: int, points: int) -> Array:
@@ -112,13 +114,6 @@ def _task_grid(lines: Sequence[Line], tasks: int, points: int) -> Array:
     if densest > count:
         inside = inside**2
     return np.concatenate([task + inside for task in range(tasks)])
-
-
-def _band(label: str, index: int, lines: Sequence[Line], grid: Array) -> Curve:
-    """Mean, lowest and highest on a grid; a seed counts as far as it got."""
-    values = np.stack([interpolate(grid, x, y) for x, y in lines])
-    low, high = np.fmin.reduce(values), np.fmax.reduce(values)  # NaN only where all are
-    return Curve(label, index, grid, _mean_of_known(values), low, high)
 
 
 def interpolate(grid: Array, x: Array, y: Array) -> Array:

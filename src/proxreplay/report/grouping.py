@@ -202,12 +202,11 @@ def label_of(method: str) -> str:
 
 def _groups(found: Iterable[list[StoredRun]]) -> list[Group]:
     """Groups with labels that say what differs between those of the same method."""
-    gathered = sorted(found, key=_order)
-    settings = [_settings(runs) for runs in gathered]
-    methods = [_config(runs[0]).method for runs in gathered]
+    configs = [(_config(runs[0]), runs) for runs in found]
+    gathered = sorted(((c.method, compared(c), runs) for c, runs in configs), key=_order)
     groups = []
-    for runs, own, method in zip(gathered, settings, methods, strict=True):
-        others = [s for s, m in zip(settings, methods, strict=True) if m == method]
+    for method, own, runs in gathered:
+        others = [settings for other, settings, _ in gathered if other == method]
         varying = [k for k, v in own.items() if any(other.get(k, v) != v for other in others)]
         label = ", ".join([label_of(method), *(f"{k}={_short(k, own[k])}" for k in varying)])
         in_order = sorted(runs, key=lambda r: (_config(r).seed, str(r.folder)))
@@ -215,16 +214,11 @@ def _groups(found: Iterable[list[StoredRun]]) -> list[Group]:
     return groups
 
 
-def _order(runs: list[StoredRun]) -> tuple[int, int, str]:
+def _order(group: tuple[str, dict[str, Any], object]) -> tuple[int, str]:
     """Methods in the order of the catalogue, each before its LPR variant."""
-    method = _config(runs[0]).method
-    known = list(METHODS)
-    rank = known.index(method) if method in known else len(known)
-    return rank, 0, json.dumps(_settings(runs), sort_keys=True, default=str)
-
-
-def _settings(runs: Sequence[StoredRun]) -> dict[str, Any]:
-    return compared(_config(runs[0]))
+    method, settings, _ = group
+    known = [*METHODS, method]
+    return known.index(method), json.dumps(settings, sort_keys=True, default=str)
 
 
 def _config(run: StoredRun) -> RunConfig:

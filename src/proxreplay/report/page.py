@@ -59,20 +59,13 @@ def write_report(
     kept between calls spares reading runs again that have not changed.
     """
     study = _read_some(folders, cache)
-    write_text(out, _encodable(render(study, reload_seconds=reload_seconds)))
-    return _summary(study, out)
+    return _write(study, out, render(study, reload_seconds=reload_seconds))
 
 
 def write_tables(folders: Sequence[Path], out: Path) -> ReportSummary:
     """Write the tables of every run at or below the folders, as the ending of ``out`` says."""
     study = _read_some(folders)
-    write_text(out, _encodable(tables_of(study, out.suffix)))
-    return _summary(study, out)
-
-
-def _encodable(text: str) -> str:
-    """Names of files need not be UTF-8; what is not becomes a question mark."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return _write(study, out, tables_of(study, out.suffix))
 
 
 def _read_some(folders: Sequence[Path], cache: Cache | None = None) -> Study:
@@ -83,7 +76,9 @@ def _read_some(folders: Sequence[Path], cache: Cache | None = None) -> Study:
     return study
 
 
-def _summary(study: Study, out: Path) -> ReportSummary:
+def _write(study: Study, out: Path, text: str) -> ReportSummary:
+    """Write it; names of files in it need not be UTF-8, and what is not becomes a question mark."""
+    write_text(out, text.encode("utf-8", "replace").decode("utf-8"))
     statuses: Counter[str] = Counter(run.status for run in study.runs)
     sentences = tuple(text for section in study.sections for text in verdict(section))
     return ReportSummary(out, len(study.runs), dict(statuses), sentences)
@@ -160,11 +155,9 @@ def _protocol(section: Section) -> str:
         values = {config[key] for config in configs}
         if len(values) == 1:
             value = values.pop()
-            parts.append(
-                "evaluated after every batch"
-                if (key, value) == ("eval_every", 1)
-                else text.format(f"{value:g}")
-            )
+            if (key, value) == ("eval_every", 1):
+                text = "evaluated after every batch"
+            parts.append(text.format(f"{value:g}"))
     return ", ".join(parts)
 
 
@@ -197,26 +190,22 @@ def _differences(section: Section) -> dict[str, Any] | None:
 
 
 def _run(run: StoredRun) -> dict[str, Any]:
-    measures = run.measures
+    measures, config = run.measures, run.config
     done = None if run.recorded is None else int(run.recorded.accuracy.positions[-1]) + 1
     return {
         "name": run.folder.name,
         "folder": str(run.folder),
         "status": run.status,
         "problem": run.problem,
-        "seed": None if run.config is None else run.config.seed,
+        "seed": None if config is None else config.seed,
         "numbers": " · ".join(
             f"{m.label} {measures[m.key]:.{m.digits}f}" for m in MAIN if m.key in measures
         ),
         "minutes": f"{measures['minutes']:.2f}" if "minutes" in measures else None,
         "batches": done,
-        "command": None if run.config is None else run_command(run.config),
-        "settings": []
-        if run.config is None
-        else [(k, str(v)) for k, v in run.config.flat().items()],
-        "test_accuracy": (
-            [f"{a:.3f}" for a in run.result.test_accuracy] if run.result is not None else []
-        ),
+        "command": None if config is None else run_command(config),
+        "settings": [] if config is None else [(k, str(v)) for k, v in config.flat().items()],
+        "test_accuracy": [f"{a:.3f}" for a in run.result.test_accuracy] if run.result else [],
     }
 
 
@@ -249,7 +238,7 @@ def _data(section: Section) -> dict[str, Any]:
                     "about": measure.about,
                     "x": measure.x,
                     "kind": measure.scale,
-                    "curves": [{"group": c.index, **_numbers(c)} for c in drawn],
+                    "curves": [_rounded(curve) for curve in drawn],
                 }
             )
     return {
@@ -272,12 +261,12 @@ def _best_first(section: Section) -> list[str]:
     return sorted(means, key=lambda label: -means[label])
 
 
-def _numbers(curve: Curve) -> dict[str, list[float | None]]:
-    return {name: _rounded(getattr(curve, name)) for name in ("x", "mean", "low", "high")}
-
-
-def _rounded(values: Array) -> list[float | None]:
-    return [round(v, 4) if math.isfinite(v) else None for v in values.tolist()]
+def _rounded(curve: Curve) -> dict[str, Any]:
+    rounded: dict[str, Any] = {"group": curve.index}
+    for name in ("x", "mean", "low", "high"):
+        values = getattr(curve, name).tolist()
+        rounded[name] = [round(v, 4) if math.isfinite(v) else None for v in values]
+    return rounded
 
 
 def _json(value: Any) -> str:

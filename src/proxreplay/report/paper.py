@@ -46,10 +46,7 @@ def paper() -> dict[str, Any]:
 def paper_row(benchmark: str, method: str, memory: int | None) -> PaperRow | None:
     """The paper's row for a method on a benchmark; None where it has none.
 
-    Args:
-        benchmark: such as ``split-cifar100``.
-        method: such as ``lpr-er``.
-        memory: examples remembered; None for a memory without limit.
+    ``memory=None`` is one without limit.
 
     >>> row = paper_row("split-cifar100", "lpr-er", 2000)
     >>> row.measures["acc"]

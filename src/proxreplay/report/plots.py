@@ -25,16 +25,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette with a grey for its black and a purple for its pale yellow: told apart
 # with any colour vision.
-COLOURS = (
-    "#555555",
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#7B5EA7",
-)
+COLOURS = ("#555555", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7B5EA7")
 DASHES = ("-", "--", ":", "-.")
 WIDE = (8.0, 4.5)
 PANEL = (4.2, 3.4)
@@ -100,21 +91,17 @@ def sensitivity(section: Section) -> "Figure":
         every = sorted(points)
         accuracy = [estimate(np.array(points[t][0])) for t in every]
         means, errors = ([getattr(e, k) for e in accuracy] for k in ("mean", "standard_error"))
-        style: dict[str, Any] = {
-            "color": colour,
-            "marker": "o",
-            "capsize": 3,
-            "label": f"p = {share:g}",
-        }
-        left.errorbar(every, means, np.nan_to_num(errors), **style)
+        style: dict[str, Any] = {"color": colour, "marker": "o"}
+        left.errorbar(
+            every, means, np.nan_to_num(errors), capsize=3, label=f"p = {share:g}", **style
+        )
         timed = [(t, float(np.mean(points[t][1]))) for t in every if points[t][1]]
         if timed:
-            right.plot(*zip(*timed, strict=True), color=colour, marker="o", label=f"p = {share:g}")
+            right.plot(*zip(*timed, strict=True), label=f"p = {share:g}", **style)
         theirs = _paper_sensitivity(section.benchmark, share)
         if theirs:
-            hollow: dict[str, Any] = {"color": colour, "linestyle": ":", "marker": "o"}
-            hollow["markerfacecolor"] = "none"
-            left.plot(*zip(*theirs, strict=True), **hollow, label=f"p = {share:g}, paper")
+            style |= {"linestyle": ":", "markerfacecolor": "none"}
+            left.plot(*zip(*theirs, strict=True), label=f"p = {share:g}, paper", **style)
             intervals = sorted({*intervals, *(t for t, _ in theirs)})
     for axes, title in ((left, "Acc"), (right, "minutes of learning")):
         axes.set_xscale("log")

@@ -179,10 +179,12 @@ def format_estimate(value: Estimate | None, *, signed: bool = False) -> str:
     return mean if math.isnan(value.standard_error) else f"{mean} ± {value.standard_error:.4f}"
 
 
-def _cells(table: Table, row: Row, bold: str) -> list[str]:
-    signed = row.source == "difference"
-    texts = [format_estimate(e, signed=signed) for e in row.estimates]
-    return [bold.format(t) if table.is_best(row, i) else t for i, t in enumerate(texts)]
+def _cells(table: Table, row: Row, bold: str, usual: str = "{}", none: str = "-") -> list[str]:
+    cells = []
+    for i, value in enumerate(row.estimates):
+        form = none if value is None else bold if table.is_best(row, i) else usual
+        cells.append(form.format(format_estimate(value, signed=row.source == "difference")))
+    return cells
 
 
 def _label(row: Row) -> str:
@@ -221,13 +223,9 @@ def to_latex(table: Table) -> str:
         r"\midrule",
     ]
     for row in table.rows:
-        signed = row.source == "difference"
-        cells = []
-        for i, value in enumerate(row.estimates):
-            text = format_estimate(value, signed=signed).replace("±", r"\pm")
-            math_text = f"${text}$" if value is not None else "--"
-            cells.append(rf"{{\boldmath{math_text}}}" if table.is_best(row, i) else math_text)
-        lines.append(" & ".join([_latex(_label(row)), str(row.seeds), *cells]) + r" \\")
+        cells = _cells(table, row, r"{{\boldmath${}$}}", "${}$", "--")
+        numbers = [cell.replace("±", r"\pm") for cell in cells]
+        lines.append(" & ".join([_latex(_label(row)), str(row.seeds), *numbers]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
@@ -257,11 +255,6 @@ def to_csv(table: Table) -> str:
             names = [_csv(table.title), _csv(row.label), row.source, column.label]
             writer.writerow([*names, *numbers])
     return buffer.getvalue()
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """Rows of the three main measures as a Markdown table."""
-    return to_markdown(Table("", MAIN, tuple(rows)))
 
 
 FORMATS: Mapping[str, Callable[[Table], str]] = {

@@ -4,29 +4,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, product
 
-Lags = tuple[int, ...]  # one lag a dimension
+Lags = tuple[int, ...]  # one lag per dimension
 Slab = tuple[int, int]  # a place, and that place plus a lag
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One dimension of a convolution as windows of stride 1 over the phases of its input.
+    """One dimension of a convolution as windows of stride 1 over the phases of its input."""
 
-    Args:
-        size: length of the input, without padding.
-        before: zeros in front of it.
-        positions: length of the output.
-        kernel: number of taps.
-        stride: as the layer's.
-        dilation: as the layer's.
-    """
-
-    size: int
-    before: int
-    positions: int
-    kernel: int
-    stride: int
-    dilation: int
+    size: int  # length of the input, without padding
+    before: int  # zeros in front of it
+    positions: int  # length of the output
+    kernel: int  # number of taps
+    stride: int  # as the layer's
+    dilation: int  # as the layer's
 
     @cached_property
     def spans(self) -> tuple[tuple[int, int], ...]:

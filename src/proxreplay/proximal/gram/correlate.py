@@ -139,12 +139,7 @@ def _fourier(
 ) -> Tensor:
     """The matrix of the transform: ``[(re|im, f), length]`` or ``[(re|im, f), (length, re|im)]``.
 
-    Args:
-        length: of the signal.
-        period: of the transform.
-        real: the signal is real, and half of the frequencies tell all.
-        dtype: of the matrix.
-        device: of the matrix.
+    Of a ``real`` signal half of the frequencies tell all.
     """
     frequencies = period // 2 + 1 if real else period
     angle = torch.outer(torch.arange(frequencies), torch.arange(length)) % period

@@ -14,32 +14,22 @@ from proxreplay.proximal.gram.lags import LagPlan
 Path = Literal["patches", "shifts", "spectrum"]
 
 MAX_CELLS = 4096  # beyond that, planning costs more than it can save
-WIDE = 384  # columns from which on ``Z'Z`` is multiplied by halves
+HALVED_FROM = 384  # columns from which on ``Z'Z`` is multiplied by halves
 
 
 @dataclass(frozen=True)
 class Prices:
-    """What the parts of the work cost, in nanoseconds of one core at float32.
+    """What the parts of the work cost, in nanoseconds of one core at float32."""
 
-    Args:
-        multiply: one multiply-add of a large product.
-        read: one element of an operand of a product.
-        row: one row of both operands.
-        transform: one multiply-add of a transform, whose other operand is as long as the data.
-        start: one product of a batch of products.
-        call: one call of torch.
-        gather: one element copied into patches.
-        move: one element copied, added or written.
-    """
-
-    multiply: float = 0.0225
-    read: float = 0.27
-    row: float = 2.0
+    multiply: float = 0.0225  # one multiply-add of a large product
+    read: float = 0.27  # one element of an operand of a product
+    row: float = 2.0  # one row of both operands
+    # one multiply-add of a transform, whose other operand is as long as the data
     transform: float = 0.03
-    start: float = 300.0
-    call: float = 5000.0
-    gather: float = 4.5
-    move: float = 0.6
+    start: float = 300.0  # one product of a batch of products
+    call: float = 5000.0  # one call of torch
+    gather: float = 4.5  # one element copied into patches
+    move: float = 0.6  # one element copied, added or written
 
     def product(self, count: float, rows: float, left: float, right: float) -> float:
         """``count`` products ``[rows, left]' [rows, right]``."""
@@ -49,19 +39,12 @@ class Prices:
 
 @dataclass(frozen=True)
 class Work:
-    """A convolution whose Gram matrix is wanted.
+    """A convolution whose Gram matrix is wanted."""
 
-    Args:
-        plan: its geometry.
-        n: examples.
-        groups: as the layer's.
-        channels: of the input, a group.
-    """
-
-    plan: LagPlan
-    n: int
-    groups: int
-    channels: int
+    plan: LagPlan  # its geometry
+    n: int  # examples
+    groups: int  # as the layer's
+    channels: int  # of the input, a group
 
     @property
     def lengths(self) -> list[int]:
@@ -98,7 +81,7 @@ def _patches(work: Work, prices: Prices) -> float:
     d = work.channels * prod(axis.kernel for axis in work.plan.axes)
     plain = all(axis.kernel == axis.stride == 1 for axis in work.plan.axes)  # x is Z
     copy = 0.0 if plain else prices.gather * work.groups * rows * d
-    halves = 0.65 if d >= WIDE else 1.0  # of the products of a symmetric matrix
+    halves = 0.65 if d >= HALVED_FROM else 1.0  # of the products of a symmetric matrix
     return copy + halves * prices.product(work.groups, rows, d, d) + 10 * prices.call
 
 

@@ -36,12 +36,9 @@ class LagPlan:
     A *cell* is a product ``A'B`` of the input with itself: in every dimension either over all
     places at one lag, or at one slab. Cells are sums over examples, so they can be added up over
     batches before `assemble` makes the Gram matrix of them.
-
-    Args:
-        axes: the dimensions.
     """
 
-    axes: tuple[Axis, ...]
+    axes: tuple[Axis, ...]  # the dimensions
 
     @cached_property
     def moving(self) -> tuple[int, ...]:
@@ -103,11 +100,8 @@ class LagPlan:
 def spread(plan: LagPlan, x: Tensor, groups: int, margins: Sequence[int]) -> Tensor:
     """The input as ``[groups, *lengths, rows, channels]``, with phases as channels.
 
-    Args:
-        plan: the geometry.
-        x: ``[n, channels, *size]``, any memory format.
-        groups: of the convolution.
-        margins: zeros to leave after every moving dimension.
+    ``x`` is ``[n, channels, *size]`` in any memory format; ``margins`` are the zeros to leave after
+    every moving dimension.
     """
     order = (*plan.moving, *plan.flat)
     moving = len(plan.moving)
@@ -140,10 +134,7 @@ def spread(plan: LagPlan, x: Tensor, groups: int, margins: Sequence[int]) -> Ten
 def lag_cells(plan: LagPlan, X: Tensor, correlate: Correlate) -> list[Tensor]:
     """All cells, in parts of ``[groups, cells, channels, channels]``: all places, then each edge.
 
-    Args:
-        plan: the geometry.
-        X: ``[groups, *lengths, rows, channels]`` from `spread`.
-        correlate: computes the cells that are over all places in every dimension.
+    ``X`` is from `spread`; ``correlate`` computes the cells that are over all places.
     """
     parts = [correlate(X, plan.half(plan.moving))]
     return parts + [_edge_cells(plan, X, edge) for edge in plan.edges]

@@ -21,25 +21,18 @@ PATCHES_AT_ONCE = 1 << 24  # elements; more examples than that are unfolded one 
 
 @dataclass(frozen=True)
 class PatchRows(Rows):
-    """The patches that a convolution in any number of dimensions multiplies with its kernel.
+    """The patches that a convolution in any number of dimensions multiplies with its kernel."""
 
-    Args:
-        x: ``[n, channels, *size]``, any memory format.
-        kernel: as the layer's, one number per spatial dimension, as are the following.
-        stride: as the layer's.
-        dilation: as the layer's.
-        groups: as the layer's; ``d = prod(kernel) * channels / groups``, in that order.
-        padding: zeros ``(before, after)`` that still go around ``x`` in every dimension; an empty
-            tuple says that ``x`` is padded already, with whatever values.
-        roots: of the weights, one for each example, with which ``x`` is multiplied; None for 1.
-    """
-
-    x: Tensor
+    x: Tensor  # [n, channels, *size], any memory format
+    # as the layer's, one number per spatial dimension, as are the following
     kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int = 1
+    stride: tuple[int, ...]  # as the layer's
+    dilation: tuple[int, ...]  # as the layer's
+    groups: int = 1  # as the layer's; d = prod(kernel) * channels / groups, in that order
+    # zeros (before, after) that still go around x in every dimension; an empty tuple says that x is
+    # padded already, with whatever values
     padding: tuple[tuple[int, int], ...] = ()
+    # of the weights, one for each example, with which x is multiplied; None for 1
     roots: Roots | None = None
 
     @property

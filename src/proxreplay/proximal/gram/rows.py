@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from proxreplay.proximal.gram.cost import WIDE
+from proxreplay.proximal.gram.cost import HALVED_FROM
 
 FAR = 8  # standard deviations from 0: a mean beyond that is taken away before squares are summed
 
@@ -58,8 +58,7 @@ class Rows(ABC):
     def weighed(self, weights: Sequence[float]) -> "Rows | None":
         """The same rows with ``Z'WZ``, ``Z'W1`` and ``1'W1`` as sums; None where it cannot be done.
 
-        Args:
-            weights: of the examples, whose rows are as many for each, in that order.
+        Weights are of the examples, whose rows are as many for each, in that order.
         """
         return None
 
@@ -83,15 +82,10 @@ class Rows(ABC):
 
 @dataclass(frozen=True)
 class Roots:
-    """Roots of weights ``W``, by which rows are multiplied already.
+    """Roots of weights ``W``, by which rows are multiplied already."""
 
-    Args:
-        each: ``[n]``, of every row, or of every example.
-        sum: of the weights.
-    """
-
-    each: Tensor
-    sum: float
+    each: Tensor  # [n], of every row, or of every example
+    sum: float  # of the weights
 
     @classmethod
     def of(cls, weights: Sequence[float], like: Tensor, times: int = 1) -> Self:
@@ -116,14 +110,10 @@ class Roots:
 
 @dataclass(frozen=True)
 class DenseRows(Rows):
-    """Rows that exist as a tensor. Several maps may read them: sums are worked out once.
+    """Rows that exist as a tensor. Several maps may read them: sums are worked out once."""
 
-    Args:
-        Z: ``[groups, rows, d]``.
-        roots: of the weights, one for each row, with which ``Z`` is multiplied; None for 1.
-    """
-
-    Z: Tensor
+    Z: Tensor  # [groups, rows, d]
+    # of the weights, one for each row, with which Z is multiplied; None for 1
     roots: Roots | None = None
 
     @property
@@ -196,16 +186,11 @@ class ColumnRows(Rows):
     """Rows of one column per group, ``z = (x - shift) scale``, as normalisation layers have them.
 
     Nothing is transposed or normalised.
-
-    Args:
-        x: ``[n, groups, *positions]``, any memory format; one group for every channel.
-        shift: ``[groups]``; None for 0.
-        scale: ``[groups]``; None for 1.
     """
 
-    x: Tensor
-    shift: Tensor | None = None
-    scale: Tensor | None = None
+    x: Tensor  # [n, groups, *positions], any memory format; one group for every channel
+    shift: Tensor | None = None  # [groups]; None for 0
+    scale: Tensor | None = None  # [groups]; None for 1
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -268,7 +253,7 @@ def span_of(count: int, start: int, stop: int, of: int) -> slice | None:
 def self_product(Z: Tensor) -> Tensor:
     """``Z'Z`` of ``[groups, rows, d]``; a wide one by halves, as three of its quarters tell all."""
     d = Z.shape[-1]
-    if d < WIDE:
+    if d < HALVED_FROM:
         return Z.mT @ Z
     left, right = Z[..., : d // 2], Z[..., d // 2 :]
     corner = left.mT @ right

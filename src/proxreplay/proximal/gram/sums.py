@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import astuple
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from proxreplay.proximal.gram.axis import Axis
 from proxreplay.proximal.gram.lags import LagPlan, assemble
 from proxreplay.proximal.gram.patches import PatchRows
 from proxreplay.proximal.gram.rows import Rows
+
+_Value = TypeVar("_Value")
 
 
 class GramSum:
@@ -37,9 +39,7 @@ class GramSum:
     @property
     def shape(self) -> tuple[int, int, int]:
         """``(groups, rows, d)`` of all rows so far."""
-        if self._shape is None:
-            raise InputError("GramSum: nothing was added yet.")
-        return self._shape
+        return _added(self._shape)
 
     @property
     def mass(self) -> float:
@@ -47,12 +47,10 @@ class GramSum:
         return self._mass
 
     def add(self, rows: Rows, *, gram: bool = True, total: bool = True) -> Self:
-        """Take some more rows.
+        """Take some more rows, of the same groups and columns as those before.
 
-        Args:
-            rows: of the same groups and columns as those before.
-            gram: whether ``Z'Z`` will be asked for, as a weight does.
-            total: whether ``Z'1`` will be asked for, as a bias does.
+        ``gram`` and ``total`` say whether ``Z'Z`` and ``Z'1`` will be asked for, as a weight and a
+        bias do.
         """
         groups, count, d = rows.shape
         before = self._shape or (groups, 0, d)
@@ -83,16 +81,12 @@ class GramSum:
     @property
     def rows_dtype(self) -> torch.dtype:
         """The precision of what the rows added last gave, before it was added up."""
-        if self._rows_dtype is None:
-            raise InputError("GramSum: nothing was added yet.")
-        return self._rows_dtype
+        return _added(self._rows_dtype)
 
     @property
     def energy(self) -> Tensor:
         """At least ``tr Z'Z`` of the rows added last: finite if they are."""
-        if self._energy is None:
-            raise InputError("GramSum: nothing was added yet.")
-        return self._energy
+        return _added(self._energy)
 
     def gram(self) -> Tensor:
         """``Z'Z`` of all rows, ``[groups, d, d]``.
@@ -106,9 +100,7 @@ class GramSum:
         ]
         if self._gram is not None:
             grams.append(self._gram)
-        if not grams:
-            raise InputError("GramSum: nothing was added yet.")
-        return sum(grams[1:], start=grams[0])
+        return sum(grams[1:], start=_added(grams[0] if grams else None))
 
     def total(self) -> Tensor:
         """``Z'1`` of all rows, ``[groups, d]``."""
@@ -154,13 +146,15 @@ class GramSum:
         return more.to(dtype or more.dtype, copy=True)
 
 
+def _added(value: _Value | None) -> _Value:
+    """What is there once rows were added."""
+    if value is None:
+        raise InputError("GramSum: nothing was added yet.")
+    return value
+
+
 def gram_with_bias(rows: Rows | GramSum, *, weight: bool = True, bias: bool = True) -> Tensor:
     """``[Z | 1]'[Z | 1]`` restricted to the columns whose parameter is trained.
-
-    Args:
-        rows: ``Z`` with shape ``[groups, rows, d]``.
-        weight: whether the ``d`` weight columns take part.
-        bias: whether the column of ones takes part.
 
     Returns:
         ``[groups, D, D]`` with ``D = d * weight + bias``.

@@ -44,15 +44,10 @@ Places = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class PlacedRows(Rows):
-    """Rows of elements that are added: ``z = 1`` wherever an element goes.
+    """Rows of elements that are added: ``z = 1`` wherever an element goes."""
 
-    Args:
-        counts: how many places every element goes to, ``[elements]``.
-        dtype: of the statistic.
-    """
-
-    counts: Tensor
-    dtype: torch.dtype
+    counts: Tensor  # how many places every element goes to, [elements]
+    dtype: torch.dtype  # of the statistic
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -276,11 +271,7 @@ class _Use:
 def _multiplied(at: Tensor, z: Tensor, shape: torch.Size, elements: int) -> Tensor:
     """``Z: [elements, rows, 1]`` of elements at ``at``, broadcast, that are multiplied with ``z``.
 
-    Args:
-        at: which element is where, -1 for none.
-        z: ``shape``.
-        shape: of the product.
-        elements: how many there are.
+    ``at`` is -1 where there is none; ``z`` and the product have that ``shape``.
     """
     at = at.reshape((1,) * (len(shape) - at.ndim) + at.shape)
     if at.numel() == elements and bool((torch.bincount(at[at >= 0]) == 1).all()):

@@ -25,15 +25,10 @@ Mask = Tensor | np.ndarray | Callable[[Any], Any] | bool | None
 
 @dataclass(frozen=True)
 class Padded:
-    """A call with a mask of its own.
+    """A call with a mask of its own."""
 
-    Args:
-        call: what the model is called with.
-        mask: ``[n, T]``, 1 for data and 0 for padding; None if all is data.
-    """
-
-    call: Any
-    mask: Any
+    call: Any  # what the model is called with
+    mask: Any  # [n, T], 1 for data and 0 for padding; None if all is data
 
 
 def with_mask(examples: Any, mask: Mask) -> Any:

@@ -26,20 +26,13 @@ OnCall = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Call:
-    """One call of one linear map during a forward pass.
+    """One call of one linear map during a forward pass."""
 
-    Args:
-        site: whose statistic the rows belong to.
-        member: which of the site's maps was called.
-        rows: ``Z: [groups, rows, d]`` of this call, examples first, then positions; without those
-            of padding.
-        batch: number of the batch, from 0.
-    """
-
-    site: Site
-    member: Member
+    site: Site  # whose statistic the rows belong to
+    member: Member  # which of the site's maps was called
+    # Z: [groups, rows, d] of this call, examples first, then positions; without those of padding
     rows: Rows
-    batch: int
+    batch: int  # number of the batch, from 0
 
 
 def visit(

@@ -27,24 +27,18 @@ SOURCES = ("k", "v", "key", "value", "k_proj", "v_proj")  # by which those read 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a batch is laid out.
+    """How a batch is laid out."""
 
-    Args:
-        n: number of examples.
-        lengths: the number of places per example of every tensor of the batch.
-        masks: ``[n, T]``, True for data: of the model's input, and of its decoder's where it has
-            one; None where all is data.
-        first: the model's input, which tells encoder and decoder apart where both are as long.
-        two: whether the model has an encoder and a decoder.
-        batch_dim: the dimension of the examples.
-    """
-
-    n: int
+    n: int  # number of examples
+    # the number of places per example of every tensor of the batch
     lengths: frozenset[int] = frozenset()
+    # [n, T], True for data: of the model's input, and of its decoder's where it has one; None where
+    # all is data
     masks: tuple[Tensor | None, Tensor | None] = (None, None)
+    # the model's input, which tells encoder and decoder apart where both are as long
     first: Tensor | None = None
-    two: bool = False
-    batch_dim: int = 0
+    two: bool = False  # whether the model has an encoder and a decoder
+    batch_dim: int = 0  # the dimension of the examples
 
     @classmethod
     def of(

@@ -88,19 +88,12 @@ def cell_rows(layer: nn.RNNCellBase, input: Tensor, hx: Any = None) -> dict[str,
 
 @dataclass(frozen=True)
 class _Sequence:
-    """Examples over time, ``x: [T, n, d]``, of lengths ``[n]``; how rows are laid out.
+    """Examples over time, ``x: [T, n, d]``, of lengths ``[n]``; how rows are laid out."""
 
-    Args:
-        x: zeros after the end of a sequence.
-        lengths: of every example.
-        packed: rows are those of the sequences only.
-        batch_first: rows are ordered by examples, then times.
-    """
-
-    x: Tensor
-    lengths: Tensor
-    packed: bool
-    batch_first: bool
+    x: Tensor  # zeros after the end of a sequence
+    lengths: Tensor  # of every example
+    packed: bool  # rows are those of the sequences only
+    batch_first: bool  # rows are ordered by examples, then times
 
     @classmethod
     def of(cls, layer: nn.RNNBase, input: Tensor | PackedSequence) -> "_Sequence":

@@ -29,22 +29,16 @@ _Function = TypeVar("_Function", bound=RowsFunction)
 
 @dataclass(frozen=True)
 class Part:
-    """A parameter, or some of its leading rows, read as a matrix ``[groups, out, width]``.
+    """A parameter, or some of its leading rows, read as a matrix ``[groups, out, width]``."""
 
-    Args:
-        parameter: name inside the module, with dots for one that sits in a submodule.
-        start: first leading index that belongs to the map.
-        stop: leading index after the last one; None for all.
-        swap: the parameter is stored as ``[in, out, *kernel]`` with the kernel reversed, as
-            transposed convolutions do, instead of ``[out, in, *kernel]``.
-        last: the columns are ``(*kernel, in)``, as `PatchRows` have them, instead of
-            ``(in, *kernel)``. Where memory is in channels_last order nothing is then copied.
-    """
-
-    parameter: str
-    start: int = 0
-    stop: int | None = None
+    parameter: str  # name inside the module, with dots for one that sits in a submodule
+    start: int = 0  # first leading index that belongs to the map
+    stop: int | None = None  # leading index after the last one; None for all
+    # the parameter is stored as [in, out, *kernel] with the kernel reversed, as transposed
+    # convolutions do, instead of [out, in, *kernel]
     swap: bool = False
+    # the columns are (*kernel, in), as `PatchRows` have them, instead of (in, *kernel). Where
+    # memory is in channels_last order nothing is then copied
     last: bool = False
 
     @property
@@ -82,17 +76,12 @@ class Part:
 
 @dataclass(frozen=True)
 class LinearMap:
-    """Where the parameters of one linear map live; a part that does not exist is left out.
+    """Where the parameters of one linear map live; a part that does not exist is left out."""
 
-    Args:
-        weight: None if the map has a bias only.
-        bias: becomes the last column.
-        lookup: the map picks rows of the weight, as an Embedding does: a group is a row, and its
-            Gram the number of times that it is picked.
-    """
-
-    weight: Part | None = Part("weight")
-    bias: Part | None = Part("bias")
+    weight: Part | None = Part("weight")  # None if the map has a bias only
+    bias: Part | None = Part("bias")  # becomes the last column
+    # the map picks rows of the weight, as an Embedding does: a group is a row, and its Gram the
+    # number of times that it is picked
     lookup: bool = False
 
 
@@ -101,15 +90,12 @@ MapsFunction = Callable[[Any], Mapping[str, LinearMap] | str]
 
 @dataclass(frozen=True)
 class Layer:
-    """What is known of a layer type.
+    """What is known of a layer type."""
 
-    Args:
-        rows: ``(module, *args, **kwargs) -> Z`` for one call, or one a map, by the map's name.
-        maps: the module's linear maps by name; a layer that is one map calls it ``""``. A module
-            that cannot be treated has a reason instead.
-    """
-
+    # (module, *args, **kwargs) -> Z for one call, or one per map, by the map's name
     rows: RowsFunction
+    # the module's linear maps by name; a layer that is one map calls it "". A module that cannot be
+    # treated has a reason instead
     maps: MapsFunction
 
 

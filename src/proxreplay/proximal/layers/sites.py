@@ -63,38 +63,24 @@ class Column:
 
 @dataclass(frozen=True)
 class Member:
-    """A linear map of a module that reads the site's weight.
+    """A linear map of a module that reads the site's weight."""
 
-    Args:
-        module: name of the module.
-        map: name of the map inside it, ``""`` where there is one only.
-        bias: which of the site's biases it adds; None for none that is trained.
-        lookup: it picks rows of the weight, as an Embedding does.
-    """
-
-    module: str
-    map: str
-    bias: int | None
-    lookup: bool = False
+    module: str  # name of the module
+    map: str  # name of the map inside it, "" where there is one only
+    bias: int | None  # which of the site's biases it adds; None for none that is trained
+    lookup: bool = False  # it picks rows of the weight, as an Embedding does
 
 
 @dataclass(frozen=True)
 class Site:
-    """One linear map ``[weight | biases]`` of a model and who uses it.
+    """One linear map ``[weight | biases]`` of a model and who uses it."""
 
-    Args:
-        name: of the first module that uses it, with the map's name where it has several.
-        kind: that module's type.
-        weight: None if it is not trained.
-        biases: the trained ones; more than one only if modules share the weight but not the bias.
-        members: the maps whose rows add up here.
-    """
-
-    name: str
-    kind: str
-    weight: Column | None
+    name: str  # of the first module that uses it, with the map's name where it has several
+    kind: str  # that module's type
+    weight: Column | None  # None if it is not trained
+    # the trained ones; more than one only if modules share the weight but not the bias
     biases: tuple[Column, ...]
-    members: tuple[Member, ...]
+    members: tuple[Member, ...]  # the maps whose rows add up here
 
     @property
     def columns(self) -> tuple[Column, ...]:

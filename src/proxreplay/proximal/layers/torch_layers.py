@@ -119,20 +119,13 @@ class TokenRows(Rows):
     """The rows of an embedding: one group per token of the vocabulary, ``z = 1`` where it occurs.
 
     The Gram matrix of an embedding is diagonal; in this form it is the vector of the counts.
-
-    Args:
-        tokens: every position of the input, ``[rows]``.
-        counted: which positions pass a gradient to the weight, ``[rows]``.
-        vocabulary: number of tokens there are.
-        dtype: of the statistic.
-        scale: what embeddings are multiplied with; ``z`` is that number, instead of 1.
     """
 
-    tokens: Tensor
-    counted: Tensor
-    vocabulary: int
-    dtype: torch.dtype
-    scale: float = 1.0
+    tokens: Tensor  # every position of the input, [rows]
+    counted: Tensor  # which positions pass a gradient to the weight, [rows]
+    vocabulary: int  # number of tokens there are
+    dtype: torch.dtype  # of the statistic
+    scale: float = 1.0  # what embeddings are multiplied with; z is that number, instead of 1
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -300,16 +300,11 @@ class _SiteSum:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the statistics of a refresh come from: the rows of the model's layers, on batches.
+    """Where the statistics of a refresh come from: the rows of the model's layers, on batches."""
 
-    Args:
-        max_dim: sites with more columns get a `Sketch`, or none.
-        sketch: whether the rule can do something with a sketch.
-        instead: rows functions to use for these types, in place of the registered ones.
-    """
-
-    max_dim: int
-    sketch: bool = False
+    max_dim: int  # sites with more columns get a `Sketch`, or none
+    sketch: bool = False  # whether the rule can do something with a sketch
+    # rows functions to use for these types, in place of the registered ones
     instead: Mapping[type[nn.Module], RowsFunction] = field(default_factory=dict)
 
     def collect(

@@ -19,15 +19,10 @@ from proxreplay.proximal.statistics.statistic import Statistic
 
 @dataclass(frozen=True)
 class Aged:
-    """The average of the statistics of one site.
+    """The average of the statistics of one site."""
 
-    Args:
-        mean: ``A``, per example.
-        weight: the sum of the weights of all refreshes.
-    """
-
-    mean: Statistic | Sketch
-    weight: float
+    mean: Statistic | Sketch  # A, per example
+    weight: float  # the sum of the weights of all refreshes
 
     def instead_of(self, newest: Statistic | Sketch) -> Statistic | Sketch:
         """``A / weight`` as a statistic of as many examples as the newest one."""

@@ -24,12 +24,9 @@ class FewRows(Sketch):
     """A sketch that has lost nothing: ``B = Z``, with at most ``rank`` rows.
 
     A moving average keeps the newest rows and makes up for the trace of those it lets go.
-
-    Args:
-        H: as for `Statistic`.
     """
 
-    H: Tensor | None = None
+    H: Tensor | None = None  # as for `Statistic`
 
     @classmethod
     def of(cls, Z: Tensor, d: int) -> Self:

@@ -15,23 +15,14 @@ MAX_RANK = 1024  # beyond, the eigenvectors cost more than they are worth
 
 @dataclass
 class Sketch:
-    """Few rows ``B`` in place of many rows ``Z``: ``B'B <= Z'Z <= B'B + dropped I``.
+    """Few rows ``B`` in place of many rows ``Z``: ``B'B <= Z'Z <= B'B + dropped I``."""
 
-    Args:
-        B: ``[groups, m, D]``, at most ``2 rank`` rows.
-        rank: rows that are kept when ``B`` is compressed.
-        dropped: the bound on what compression has lost, one number per group, ``[groups]``.
-        d: columns of the weight, trained or not.
-        rows: number of rows of ``Z`` per group; no whole number for an average over refreshes.
-        samples: ``n``, the number of examples.
-    """
-
-    B: Tensor
-    rank: int
-    dropped: Tensor
-    d: int
-    rows: float = 0
-    samples: int = 0
+    B: Tensor  # [groups, m, D], at most 2 rank rows
+    rank: int  # rows that are kept when B is compressed
+    dropped: Tensor  # the bound on what compression has lost, one number per group, [groups]
+    d: int  # columns of the weight, trained or not
+    rows: float = 0  # number of rows of Z per group; no whole number for an average over refreshes
+    samples: int = 0  # n, the number of examples
 
     @classmethod
     def empty(cls, groups: int, width: int, d: int, max_dim: int, like: Tensor) -> Self:

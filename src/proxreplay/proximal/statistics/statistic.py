@@ -11,27 +11,21 @@ from torch.nn import functional as F
 
 @dataclass
 class Statistic:
-    """Gram matrix, rows and examples of one site.
+    """Gram matrix, rows and examples of one site."""
 
-    Args:
-        G: ``Z'Z`` over all rows, ``[groups, D, D]``, columns ``[weight | biases]``; added up in
-            float64 where the device has it, and in ``dtype`` at least.
-        d: columns of the weight, trained or not.
-        rows: number of rows per group; no whole number for an average over refreshes.
-        samples: ``n``, the number of examples.
-        dtype: precision of the rows, at least float32, and thus of what is made from them.
-        picked: how often every row of the weight was picked by an Embedding that shares it with a
-            Linear, ``[out]``; None where there is no such thing.
-        H: ``n E[g g']`` of the gradients at the outputs, ``[groups, out, out]``, where somebody
-            asked for them and they are known.
-    """
-
+    # Z'Z over all rows, [groups, D, D], columns [weight | biases]; added up in float64 where the
+    # device has it, and in dtype at least
     G: Tensor
-    d: int
-    rows: float
-    samples: int
+    d: int  # columns of the weight, trained or not
+    rows: float  # number of rows per group; no whole number for an average over refreshes
+    samples: int  # n, the number of examples
+    # precision of the rows, at least float32, and thus of what is made from them
     dtype: torch.dtype
+    # how often every row of the weight was picked by an Embedding that shares it with a Linear,
+    # [out]; None where there is no such thing
     picked: Tensor | None = None
+    # n E[g g'] of the gradients at the outputs, [groups, out, out], where somebody asked for them
+    # and they are known
     H: Tensor | None = None
 
     @property
