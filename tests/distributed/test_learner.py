@@ -331,6 +331,8 @@ def bad_cases() -> dict[str, str]:
     lengths = make("er", Processes.up())
     found["lengths"] = problem_of(lambda: lengths.learn_stream(stream(3 + rank)))
     found["after"] = str(lengths.batches_learned)
+    wrapped = nn.parallel.DistributedDataParallel(network())
+    found["wrapped"] = problem_of(lambda: Learner(wrapped))
     shapes = make("er", Processes.up())
     found["shapes"] = problem_of(lambda: shapes.learn(x[..., : 4 - rank], y))
     return found
@@ -349,4 +351,7 @@ def test_bad_cases_are_named_in_all_processes(two: Pool) -> None:
         assert "learner/generators/replay" in found["generators"]
         assert "the stream of process 0 of 2 is over while others go on" in found["lengths"]
         assert found["after"] == "3"
+        assert (
+            "Learner: the model is a DistributedDataParallel; give model.module" in found["wrapped"]
+        )
         assert "examples of another kind" in found["shapes"]

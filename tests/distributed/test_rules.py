@@ -96,6 +96,28 @@ def test_fewer_examples_than_processes_and_lists_of_batches(two: Pool) -> None:
     assert max(two.run(one_example)) < 1e-13
 
 
+def empty_shares() -> tuple[float, str, str, bool]:
+    """Process 1 has no example at first; then nobody has one."""
+    processes, model = Processes.up(), network()
+    whole, own = LPR(model).among(ALONE), LPR(model)
+    whole.refresh(examples(3))
+    own.refresh(examples(3)[:: processes.rank + 1][: 3 - 3 * processes.rank])
+    error = max(float((dense(own, n) - dense(whole, n)).abs().max()) for n in whole.layers)
+    own.refresh([examples(3)][processes.rank :])  # batches, none for process 1
+    before = dense(own, "0")
+    shared = problem_of(lambda: own.refresh(examples(0)))
+    replicated = problem_of(lambda: own.among(processes.holding(replicated=True)).refresh([]))
+    return error, shared, replicated, torch.equal(before, dense(own, "0"))
+
+
+def test_an_empty_share_counts_as_nothing_and_no_examples_at_all_are_refused(two: Pool) -> None:
+    for error, shared, replicated, kept in two.run(empty_shares):
+        assert error < 1e-13
+        assert shared == replicated
+        assert shared.startswith("InputError: refresh: no examples; give at least one")
+        assert kept
+
+
 def fail_to_refresh() -> tuple[str, bool, str]:
     processes, model = Processes.up(), network()
     rule = LPR(model)
@@ -135,6 +157,24 @@ def reference_together(samples: int) -> float:
 
 def test_the_reference_gradient_is_that_of_all_examples(two: Pool) -> None:
     assert max(two.run(reference_together, 9)) < 1e-14
+
+
+def reference_of_some() -> tuple[str, bool]:
+    """Only process 0 has examples to compare with; then nobody has."""
+    processes, model = Processes.up(), network().eval()
+    rule = AGEM(model)
+    labels = torch.zeros(9, dtype=torch.int64)
+    rule.observe(None, Batch(examples(), labels))
+    some = Batch(examples(), labels) if processes.writes else None
+    text = problem_of(lambda: rule.observe(None, some))
+    rule.observe(None, None)
+    return text, bool(rule.state_dict()["reference"])
+
+
+def test_a_reference_that_some_processes_lack_is_refused_in_all(two: Pool) -> None:
+    for text, referred in two.run(reference_of_some):
+        assert "AGEM: process 1 of 2 has no reference examples, but others have" in text
+        assert not referred
 
 
 def observe_together(n: int) -> float:

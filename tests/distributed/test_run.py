@@ -98,6 +98,13 @@ def test_torchrun_makes_one_run_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_p
         make(jobs)
 
 
+def test_torchrun_resumes_a_complete_run_by_doing_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)  # no group could be made, and none is needed
+    make([])
+
+
 def test_no_group_where_one_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in {"WORLD_SIZE": "2", "RANK": "0"}.items():
         monkeypatch.setenv(name, value)

@@ -57,6 +57,11 @@ def check_parts(
     """See that every part is what it should be and that they belong together."""
     if not isinstance(model, nn.Module):
         raise _wrong("model", model, "a torch.nn.Module")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise InputError(
+            "Learner: the model is a DistributedDataParallel; give model.module. The learner "
+            "averages gradients over processes by itself."
+        )
     if isinstance(memory, GradientRule):
         raise InputError(
             f"Learner: {type(memory).__name__} is a rule and stands where the memory goes; hand it "
