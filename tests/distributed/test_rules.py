@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from proxreplay import LPR
+from proxreplay import LPR, Learner
 from proxreplay.batch import Batch
 from proxreplay.distributed import ALONE, Processes, compare
 from proxreplay.proximal import AGEM, AOP, GPM, OWM, LayerwiseRule
@@ -116,6 +116,24 @@ def test_an_empty_share_counts_as_nothing_and_no_examples_at_all_are_refused(two
         assert shared == replicated
         assert shared.startswith("InputError: refresh: no examples; give at least one")
         assert kept
+
+
+def shard_parameters() -> list[str]:
+    """One rule is made before the parameters are shared out, the others after."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    before = LPR(model)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    makers = [lambda: before.refresh(examples()), lambda: LPR(model), lambda: AGEM(model)]
+    return [problem_of(make) for make in (*makers, lambda: Learner(model))]
+
+
+def test_parameters_in_pieces_are_refused_by_name(two: Pool) -> None:
+    for lpr, new, agem, learner in two.run(shard_parameters):
+        for text, who in ((lpr, "LPR"), (new, "LPR"), (agem, "AGEM"), (learner, "Learner")):
+            assert f"{who}: '0.weight' is a DTensor, of which this process holds a piece" in text
 
 
 def fail_to_refresh() -> tuple[str, bool, str]:
