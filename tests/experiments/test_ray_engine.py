@@ -228,6 +228,14 @@ def test_another_version_is_named(around: Surroundings) -> None:
         other.check()
 
 
+def test_another_source_code_of_the_same_version_is_named(
+    around: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxreplay.experiments.joint.code_digest", lambda: "0" * 64)
+    with pytest.raises(InputError, match="has source code of proxreplay 00000000, but the driver"):
+        around.check()
+
+
 def test_the_channel_keeps_the_newest_and_passes_the_wish_to_stop_on() -> None:
     channel = Channel()
     assert not channel.tell(3, None)
@@ -241,13 +249,22 @@ def test_the_channel_keeps_the_newest_and_passes_the_wish_to_stop_on() -> None:
     ("arguments", "message"),
     [
         ({"address": "ray://10.0.0.1:10001"}, "Ray Client is not supported"),
+        ({"address": "http://10.0.0.1:8265"}, r"give HOST:PORT .* or auto"),
         ({"at_a_time": 0}, "jobs=0"),
     ],
-    ids=["client", "none-at-a-time"],
+    ids=["client", "job-server", "none-at-a-time"],
 )
 def test_what_cannot_be_done_is_refused_at_once(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         RayEngine(**arguments)
+
+
+def test_an_address_from_the_environment_is_refused_like_one_that_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "ray://10.0.0.1:10001")
+    with pytest.raises(InputError, match=r"address=ray://10\.0\.0\.1:10001: Ray Client is"):
+        RayEngine()
 
 
 def test_ray_chooses_the_gpu(tmp_path: Path) -> None:

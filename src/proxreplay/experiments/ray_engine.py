@@ -53,14 +53,17 @@ class RayEngine:
     def __post_init__(self) -> None:
         if find_spec("ray") is None:
             raise InputError("engine ray: Ray is not installed; install 'proxreplay[ray]'.")
-        if "://" in (self.address or ""):
+        if "://" in (address := self._wanted()):
             raise InputError(
-                f"address={self.address}: Ray Client is not supported, its driver would not see "
-                "the run folders. Start the command on a node of the cluster, with --address auto "
-                "or with ray job submit."
+                f"address={address}: Ray Client is not supported, its driver would not see the run "
+                "folders. Start the command on a node of the cluster, or with ray job submit; give "
+                "HOST:PORT as ray start prints it, or auto."
             )
         if self.at_a_time is not None and self.at_a_time < 1:
             raise InputError(f"jobs={self.at_a_time}; give at least 1.")
+
+    def _wanted(self) -> str:
+        return self.address or os.environ.get("RAY_ADDRESS") or "local"
 
     def make(
         self,
@@ -73,7 +76,7 @@ class RayEngine:
         if not jobs:
             return []
         _check_devices(jobs)
-        with _connected(self.address, jobs), ExitStack() as markers:
+        with _connected(self._wanted(), jobs), ExitStack() as markers:
             study = _Study(self, jobs, _surroundings(jobs, markers), on_progress, on_outcome)
             try:
                 return study.finish(stop)
@@ -230,7 +233,7 @@ def _check_devices(jobs: Sequence[Job]) -> None:
 
 
 @contextmanager
-def _connected(address: str | None, jobs: Sequence[Job]) -> Iterator[None]:
+def _connected(address: str, jobs: Sequence[Job]) -> Iterator[None]:
     """Join a cluster, or start one here that ends with the block; one we joined goes on."""
     import ray
 
@@ -238,7 +241,6 @@ def _connected(address: str | None, jobs: Sequence[Job]) -> Iterator[None]:
         _check_room(jobs, joined=True)
         yield
         return
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
     _check_answers(address)
     options: dict[str, Any] = {"address": address, "log_to_driver": False}
     options["logging_level"] = logging.ERROR
