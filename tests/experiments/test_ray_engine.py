@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from proxreplay.experiments import ray_engine
 from proxreplay.experiments.engines import InlineEngine, Job
 from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.jobs import comparison
-from proxreplay.experiments.ray_engine import RayEngine, _fits
+from proxreplay.experiments.ray_engine import RayEngine, _fits, _Study
 from proxreplay.experiments.ray_worker import (
     Channel,
     Surroundings,
@@ -293,6 +294,25 @@ def test_a_node_must_have_room_for_a_run(tmp_path: Path) -> None:
     assert not _fits(on_gpu, large)
     assert _fits(on_gpu, {"Resources": {"CPU": 2.0, "GPU": 1.0}})
     assert not _fits(job, {"Resources": {}})
+
+
+def test_a_run_that_was_cancelled_before_it_began_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where SIGINT is ignored, as after ``ray start --block &``, Ray cancels with a TypeError."""
+    import ray
+
+    def get(ref: Any) -> None:
+        raise ray.exceptions.RayTaskError("work", "", TypeError("not callable"))
+
+    monkeypatch.setattr(ray, "get", get)
+    seen: list[Any] = []
+    study: Any = SimpleNamespace(jobs=jobs(tmp_path), cancelled={1}, outcomes=[])
+    study.on_outcome = seen.append
+    for number in (0, 1):
+        _Study._conclude(study, None, number)
+    assert [outcome.job for outcome in seen] == study.jobs[:1]
+    assert seen == study.outcomes
 
 
 def test_a_missing_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

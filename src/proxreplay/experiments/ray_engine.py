@@ -107,6 +107,7 @@ class _Study:
         self.waiting = deque(range(len(jobs)))
         self.running: dict[Any, int] = {}
         self.started: set[int] = set()
+        self.cancelled: set[int] = set()
         self.avoided: dict[str, str] = {}  # nodes that cannot make a run, and why
         self.outcomes: list[Outcome] = []
 
@@ -121,8 +122,9 @@ class _Study:
                 self._submit(self.waiting.popleft())
             if stop and not stopping:
                 stopping = True
+                self.cancelled = {*self.running.values()} - self.started
                 for ref, number in self.running.items():
-                    if number not in self.started:
+                    if number in self.cancelled:
                         ray.cancel(ref)
             over, _ = ray.wait([*self.running], timeout=SECONDS_BETWEEN_LOOKS)
             self._listen(bool(stop))
@@ -175,9 +177,9 @@ class _Study:
         job = self.jobs[number]
         try:
             node, status, problem = ray.get(ref)
-        except ray.exceptions.TaskCancelledError:
-            return
         except ray.exceptions.RayError as error:
+            if number in self.cancelled:  # however Ray has ended it
+                return
             outcome = lost(job, f"{type(error).__name__}: {_first_line(error)}")
         else:
             if status == "unstarted":
