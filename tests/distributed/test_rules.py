@@ -1,6 +1,8 @@
 """Rules of several processes against the same rule of one process with all examples."""
 
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,8 @@ from proxreplay.batch import Batch
 from proxreplay.distributed import ALONE, Processes, compare
 from proxreplay.proximal import AGEM, AOP, GPM, OWM, LayerwiseRule
 from proxreplay.proximal.rules.sharing import owners
-from proxreplay.proximal.statistics.summing import pack, unpack
+from proxreplay.proximal.statistics.statistic import Statistic
+from proxreplay.proximal.statistics.summing import pack, summed, unpack
 from tests.distributed.pool import Pool, problem_of
 
 RULES: dict[str, Callable[[nn.Module], LayerwiseRule]] = {
@@ -238,3 +241,25 @@ def test_packed_triangles_come_back(groups: int, width: int) -> None:
     G = (G + G.mT) / 2
     assert torch.equal(unpack(pack(G), width), G.double())
     assert pack(G).numel() == groups * width * (width + 1) // 2
+
+
+def test_gram_matrices_are_not_kept_beside_their_triangles() -> None:
+    """Both are as large as the factors, and there is one for every layer."""
+    grams: list[Any] = []
+    there: list[Any] = []
+
+    class Two(Processes):
+        def tell(self, value: Any) -> list[Any]:
+            return [value, value]
+
+        def sum_(self, tensors: Any) -> None:
+            there.extend(gram() for gram in grams)
+
+    def collect() -> tuple[dict[str, Any], dict[str, str]]:
+        found = {name: Statistic(torch.eye(3)[None], 3, 5, 5, torch.float32) for name in "ab"}
+        grams.extend(weakref.ref(one.G) for one in found.values())
+        return found, {}
+
+    total, _ = summed(Two(0, 2), collect, torch.device("cpu"))
+    assert there == [None, None]
+    assert all(torch.equal(one.G, torch.eye(3).double()[None]) for one in total.values())
