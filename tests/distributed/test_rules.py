@@ -249,7 +249,7 @@ def test_gram_matrices_are_not_kept_beside_their_triangles() -> None:
     there: list[Any] = []
 
     class Two(Processes):
-        def tell(self, value: Any) -> list[Any]:
+        def tell(self, value: Any, at: str = "") -> list[Any]:
             return [value, value]
 
         def sum_(self, tensors: Any) -> None:
