@@ -307,6 +307,24 @@ def test_batchnorm_in_evaluation_mode_is_that_of_one_process(two: Pool) -> None:
         assert float((found - one).abs().max()) < 1e-10
 
 
+def save_in_one(folder: str) -> tuple[str, str]:
+    """The usual slip: process 0 saves or refreshes while the others learn on."""
+    x, y = stream(1)[0]
+    found = []
+    for act in (lambda one: one.save(f"{folder}/one.safetensors"), lambda one: one.refresh()):
+        learner = make("lpr-er", Processes.up())
+        learner.learn(x, y)
+        mine = act if dist.get_rank() == 0 else lambda one: one.learn(x, y)
+        found.append(problem_of(lambda mine=mine, learner=learner: mine(learner)))
+    return found[0], found[1]
+
+
+def test_calls_that_only_some_processes_make_are_named(two: Pool, tmp_path: Path) -> None:
+    for saved, refreshed in two.run(save_in_one, str(tmp_path)):
+        assert "process 0 is at 'saving' and process 1 at 'learn'" in saved
+        assert "process 0 is at 'refresh' and process 1 at 'learn'" in refreshed
+
+
 def bad_cases() -> dict[str, str]:
     processes = Processes.up(replicated=True, check_every=1)
     rank = processes.rank
@@ -331,6 +349,8 @@ def bad_cases() -> dict[str, str]:
     lengths = make("er", Processes.up())
     found["lengths"] = problem_of(lambda: lengths.learn_stream(stream(3 + rank)))
     found["after"] = str(lengths.batches_learned)
+    wrapped = nn.parallel.DistributedDataParallel(network())
+    found["wrapped"] = problem_of(lambda: Learner(wrapped))
     shapes = make("er", Processes.up())
     found["shapes"] = problem_of(lambda: shapes.learn(x[..., : 4 - rank], y))
     return found
@@ -349,4 +369,7 @@ def test_bad_cases_are_named_in_all_processes(two: Pool) -> None:
         assert "learner/generators/replay" in found["generators"]
         assert "the stream of process 0 of 2 is over while others go on" in found["lengths"]
         assert found["after"] == "3"
+        assert (
+            "Learner: the model is a DistributedDataParallel; give model.module" in found["wrapped"]
+        )
         assert "examples of another kind" in found["shapes"]

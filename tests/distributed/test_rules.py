@@ -1,6 +1,8 @@
 """Rules of several processes against the same rule of one process with all examples."""
 
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from proxreplay import LPR
+from proxreplay import LPR, Learner
 from proxreplay.batch import Batch
 from proxreplay.distributed import ALONE, Processes, compare
 from proxreplay.proximal import AGEM, AOP, GPM, OWM, LayerwiseRule
 from proxreplay.proximal.rules.sharing import owners
-from proxreplay.proximal.statistics.summing import pack, unpack
+from proxreplay.proximal.statistics.statistic import Statistic
+from proxreplay.proximal.statistics.summing import pack, summed, unpack
 from tests.distributed.pool import Pool, problem_of
 
 RULES: dict[str, Callable[[nn.Module], LayerwiseRule]] = {
@@ -96,6 +99,46 @@ def test_fewer_examples_than_processes_and_lists_of_batches(two: Pool) -> None:
     assert max(two.run(one_example)) < 1e-13
 
 
+def empty_shares() -> tuple[float, str, str, bool]:
+    """Process 1 has no example at first; then nobody has one."""
+    processes, model = Processes.up(), network()
+    whole, own = LPR(model).among(ALONE), LPR(model)
+    whole.refresh(examples(3))
+    own.refresh(examples(3)[:: processes.rank + 1][: 3 - 3 * processes.rank])
+    error = max(float((dense(own, n) - dense(whole, n)).abs().max()) for n in whole.layers)
+    own.refresh([examples(3)][processes.rank :])  # batches, none for process 1
+    before = dense(own, "0")
+    shared = problem_of(lambda: own.refresh(examples(0)))
+    replicated = problem_of(lambda: own.among(processes.holding(replicated=True)).refresh([]))
+    return error, shared, replicated, torch.equal(before, dense(own, "0"))
+
+
+def test_an_empty_share_counts_as_nothing_and_no_examples_at_all_are_refused(two: Pool) -> None:
+    for error, shared, replicated, kept in two.run(empty_shares):
+        assert error < 1e-13
+        assert shared == replicated
+        assert shared.startswith("InputError: refresh: no examples; give at least one")
+        assert kept
+
+
+def shard_parameters() -> list[str]:
+    """One rule is made before the parameters are shared out, the others after."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    before = LPR(model)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    makers = [lambda: before.refresh(examples()), lambda: LPR(model), lambda: AGEM(model)]
+    return [problem_of(make) for make in (*makers, lambda: Learner(model))]
+
+
+def test_parameters_in_pieces_are_refused_by_name(two: Pool) -> None:
+    for lpr, new, agem, learner in two.run(shard_parameters):
+        for text, who in ((lpr, "LPR"), (new, "LPR"), (agem, "AGEM"), (learner, "Learner")):
+            assert f"{who}: '0.weight' is a DTensor, of which this process holds a piece" in text
+
+
 def fail_to_refresh() -> tuple[str, bool, str]:
     processes, model = Processes.up(), network()
     rule = LPR(model)
@@ -135,6 +178,24 @@ def reference_together(samples: int) -> float:
 
 def test_the_reference_gradient_is_that_of_all_examples(two: Pool) -> None:
     assert max(two.run(reference_together, 9)) < 1e-14
+
+
+def reference_of_some() -> tuple[str, bool]:
+    """Only process 0 has examples to compare with; then nobody has."""
+    processes, model = Processes.up(), network().eval()
+    rule = AGEM(model)
+    labels = torch.zeros(9, dtype=torch.int64)
+    rule.observe(None, Batch(examples(), labels))
+    some = Batch(examples(), labels) if processes.writes else None
+    text = problem_of(lambda: rule.observe(None, some))
+    rule.observe(None, None)
+    return text, bool(rule.state_dict()["reference"])
+
+
+def test_a_reference_that_some_processes_lack_is_refused_in_all(two: Pool) -> None:
+    for text, referred in two.run(reference_of_some):
+        assert "AGEM: process 1 of 2 has no reference examples, but others have" in text
+        assert not referred
 
 
 def observe_together(n: int) -> float:
@@ -180,3 +241,25 @@ def test_packed_triangles_come_back(groups: int, width: int) -> None:
     G = (G + G.mT) / 2
     assert torch.equal(unpack(pack(G), width), G.double())
     assert pack(G).numel() == groups * width * (width + 1) // 2
+
+
+def test_gram_matrices_are_not_kept_beside_their_triangles() -> None:
+    """Both are as large as the factors, and there is one for every layer."""
+    grams: list[Any] = []
+    there: list[Any] = []
+
+    class Two(Processes):
+        def tell(self, value: Any, at: str = "") -> list[Any]:
+            return [value, value]
+
+        def sum_(self, tensors: Any) -> None:
+            there.extend(gram() for gram in grams)
+
+    def collect() -> tuple[dict[str, Any], dict[str, str]]:
+        found = {name: Statistic(torch.eye(3)[None], 3, 5, 5, torch.float32) for name in "ab"}
+        grams.extend(weakref.ref(one.G) for one in found.values())
+        return found, {}
+
+    total, _ = summed(Two(0, 2), collect, torch.device("cpu"))
+    assert there == [None, None]
+    assert all(torch.equal(one.G, torch.eye(3).double()[None]) for one in total.values())

@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from proxreplay.cli.runs import make
+from proxreplay.data import Dataset
 from proxreplay.errors import InputError, ProxreplayError
 from proxreplay.experiments.configure import configure
 from proxreplay.experiments.engines import Job
@@ -69,6 +71,8 @@ def runs_that_fail(folder: str) -> dict[str, str]:
             lambda: run(small(**{"diagnostics.gradients_every": 1}), place / "diagnostics")
         ),
     }
+    with patch.object(Dataset, "digest", lambda self: f"of process {rank}"):
+        found["data"] = problem_of(lambda: run(small(), place / "data"))
     (place / "foreign").mkdir(exist_ok=True)
     (place / "foreign" / "letter.txt").write_text("not a run")
     found["foreign"] = problem_of(lambda: run(small(), place / "foreign"))
@@ -84,6 +88,7 @@ def test_bad_starts_are_named_in_all_processes_and_nothing_is_written(
         assert "process 1 of 2 was started with something else than process 0" in found["settings"]
         assert "lr" in found["settings"]
         assert "not with several processes" in found["diagnostics"]
+        assert "process 1 of 2 holds something else than process 0 in data." in found["data"]
         assert "holds no run" in found["foreign"]
         assert found["again"] == "True"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fine", "foreign"]
@@ -96,6 +101,13 @@ def test_torchrun_makes_one_run_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_p
     jobs = [Job(small(), tmp_path / name) for name in "ab"]
     with pytest.raises(InputError, match="2 runs in processes that torchrun started"):
         make(jobs)
+
+
+def test_torchrun_resumes_a_complete_run_by_doing_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)  # no group could be made, and none is needed
+    make([])
 
 
 def test_no_group_where_one_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from proxreplay.experiments import ray_engine
 from proxreplay.experiments.engines import Audience, InlineEngine, Job, Outcome
 from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.jobs import comparison
-from proxreplay.experiments.ray_engine import RayEngine, _fits
+from proxreplay.experiments.ray_engine import RayEngine, _fits, _Study
 from proxreplay.experiments.ray_worker import (
     Channel,
     Surroundings,
@@ -232,6 +233,14 @@ def test_another_version_is_named(around: Surroundings) -> None:
         other.check()
 
 
+def test_another_source_code_of_the_same_version_is_named(
+    around: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxreplay.experiments.joint.code_digest", lambda: "0" * 64)
+    with pytest.raises(InputError, match="has source code of proxreplay 00000000, but the driver"):
+        around.check()
+
+
 def test_the_channel_keeps_the_newest_and_passes_the_wish_to_stop_on() -> None:
     channel = Channel()
     assert not channel.tell(3, None)
@@ -245,13 +254,22 @@ def test_the_channel_keeps_the_newest_and_passes_the_wish_to_stop_on() -> None:
     ("arguments", "message"),
     [
         ({"address": "ray://10.0.0.1:10001"}, "Ray Client is not supported"),
+        ({"address": "http://10.0.0.1:8265"}, r"give HOST:PORT .* or auto"),
         ({"at_a_time": 0}, "jobs=0"),
     ],
-    ids=["client", "none-at-a-time"],
+    ids=["client", "job-server", "none-at-a-time"],
 )
 def test_what_cannot_be_done_is_refused_at_once(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         RayEngine(**arguments)
+
+
+def test_an_address_from_the_environment_is_refused_like_one_that_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "ray://10.0.0.1:10001")
+    with pytest.raises(InputError, match=r"address=ray://10\.0\.0\.1:10001: Ray Client is"):
+        RayEngine()
 
 
 def test_ray_chooses_the_gpu(tmp_path: Path) -> None:
@@ -280,6 +298,25 @@ def test_a_node_must_have_room_for_a_run(tmp_path: Path) -> None:
     assert not _fits(on_gpu, large)
     assert _fits(on_gpu, {"Resources": {"CPU": 2.0, "GPU": 1.0}})
     assert not _fits(job, {"Resources": {}})
+
+
+def test_a_run_that_was_cancelled_before_it_began_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where SIGINT is ignored, as after ``ray start --block &``, Ray cancels with a TypeError."""
+    import ray
+
+    def get(ref: Any) -> None:
+        raise ray.exceptions.RayTaskError("work", "", TypeError("not callable"))
+
+    monkeypatch.setattr(ray, "get", get)
+    seen: list[Any] = []
+    study: Any = SimpleNamespace(jobs=jobs(tmp_path), cancelled={1}, outcomes=[])
+    study.on_outcome = seen.append
+    for number in (0, 1):
+        _Study._conclude(study, None, number)
+    assert [outcome.job for outcome in seen] == study.jobs[:1]
+    assert seen == study.outcomes
 
 
 def test_a_missing_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

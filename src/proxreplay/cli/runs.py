@@ -1,6 +1,7 @@
 """Commands that make runs: demo, plan, run, resume, compare, sweep, reproduce."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -286,12 +287,14 @@ def _process_group(planned: "Sequence[Job]", engine: object) -> "AbstractContext
     from proxreplay.experiments.engines import InlineEngine
     from proxreplay.experiments.joint import process_group, started_together
 
-    if started_together() and (len(planned) != 1 or not isinstance(engine, InlineEngine)):
+    if not planned:
+        return nullcontext()
+    if started_together() and (len(planned) > 1 or not isinstance(engine, InlineEngine)):
         raise InputError(
             f"{len(planned)} runs in processes that torchrun started; these make one run together: "
             "use run, or resume one folder, without --jobs and --engine."
         )
-    return process_group(planned[0].config.device if planned else "cpu")
+    return process_group(planned[0].config.device)
 
 
 def tell_missing(folder: Path) -> None:

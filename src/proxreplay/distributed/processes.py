@@ -186,14 +186,25 @@ class Processes:
             for tensor, part in zip(bucket, parts, strict=True):
                 tensor.copy_(_from_bytes(part, tensor.dtype, tensor.shape))
 
-    def tell(self, value: _Result) -> list[_Result]:
-        """What every process says, by number; small plain values."""
+    def tell(self, value: _Result, at: str = "") -> list[_Result]:
+        """What every process says, by number; small plain values.
+
+        Args:
+            value: of this process.
+            at: where it is; it is an error if another one is somewhere else.
+        """
         if self.alone:
             return [value]
         said: list[Any] = [None] * self.size
         with self._talking("notes", 0):
-            dist.all_gather_object(said, value, group=self.group)
-        return said
+            dist.all_gather_object(said, (at, value), group=self.group)
+        for rank, (there, _) in enumerate(said):
+            if there != said[0][0]:
+                raise ProcessError(
+                    f"out of step: process 0 is at {said[0][0]!r} and process {rank} at {there!r}. "
+                    "Make the same calls in all processes, also save() and refresh()."
+                )
+        return [one for _, one in said]
 
     def from_first(self, value: _Result) -> _Result:
         """What process 0 holds, in all processes."""
@@ -235,7 +246,7 @@ class Processes:
 
     def agree_on(self, what: str, problem: Exception | None) -> None:
         """Raise in all processes if there is a problem in one."""
-        said = self.tell(None if problem is None else f"{type(problem).__name__}: {problem}")
+        said = self.tell(None if problem is None else f"{type(problem).__name__}: {problem}", what)
         if problem is not None:
             raise problem
         for rank, text in enumerate(said):

@@ -53,21 +53,24 @@ class RayEngine:
     def __post_init__(self) -> None:
         if find_spec("ray") is None:
             raise InputError("engine ray: Ray is not installed; install 'proxreplay[ray]'.")
-        if "://" in (self.address or ""):
+        if "://" in (address := self._wanted()):
             raise InputError(
-                f"address={self.address}: Ray Client is not supported, its driver would not see "
-                "the run folders. Start the command on a node of the cluster, with --address auto "
-                "or with ray job submit."
+                f"address={address}: Ray Client is not supported, its driver would not see the run "
+                "folders. Start the command on a node of the cluster, or with ray job submit; give "
+                "HOST:PORT as ray start prints it, or auto."
             )
         if self.at_a_time is not None and self.at_a_time < 1:
             raise InputError(f"jobs={self.at_a_time}; give at least 1.")
+
+    def _wanted(self) -> str:
+        return self.address or os.environ.get("RAY_ADDRESS") or "local"
 
     def make(self, jobs: Sequence[Job], stop: StopRequest, told: Audience = NOBODY) -> Outcomes:
         """Make every run; what Ray loses is tried again, what is complete is left alone."""
         if not jobs:
             return []
         _check_devices(jobs)
-        with _connected(self.address, jobs), ExitStack() as markers:
+        with _connected(self._wanted(), jobs), ExitStack() as markers:
             study = _Study(self, jobs, _surroundings(jobs, markers), told)
             try:
                 return study.finish(stop)
@@ -96,6 +99,7 @@ class _Study:
         self.waiting = deque(range(len(jobs)))
         self.running: dict[Any, int] = {}
         self.started: set[int] = set()
+        self.cancelled: set[int] = set()
         self.avoided: dict[str, str] = {}  # nodes that cannot make a run, and why
         self.outcomes: list[Outcome] = []
 
@@ -110,8 +114,9 @@ class _Study:
                 self._submit(self.waiting.popleft())
             if stop and not stopping:
                 stopping = True
+                self.cancelled = {*self.running.values()} - self.started
                 for ref, number in self.running.items():
-                    if number not in self.started:
+                    if number in self.cancelled:
                         ray.cancel(ref)
             over, _ = ray.wait([*self.running], timeout=SECONDS_BETWEEN_LOOKS)
             self._listen(bool(stop))
@@ -164,9 +169,9 @@ class _Study:
         job = self.jobs[number]
         try:
             node, status, problem = ray.get(ref)
-        except ray.exceptions.TaskCancelledError:
-            return
         except ray.exceptions.RayError as error:
+            if number in self.cancelled:  # however Ray has ended it
+                return
             outcome = lost(job, f"{type(error).__name__}: {_first_line(error)}")
         else:
             if status == "unstarted":
@@ -222,7 +227,7 @@ def _check_devices(jobs: Sequence[Job]) -> None:
 
 
 @contextmanager
-def _connected(address: str | None, jobs: Sequence[Job]) -> Iterator[None]:
+def _connected(address: str, jobs: Sequence[Job]) -> Iterator[None]:
     """Join a cluster, or start one here that ends with the block; one we joined goes on."""
     import ray
 
@@ -230,7 +235,6 @@ def _connected(address: str | None, jobs: Sequence[Job]) -> Iterator[None]:
         _check_room(jobs, joined=True)
         yield
         return
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
     _check_answers(address)
     options: dict[str, Any] = {"address": address, "log_to_driver": False}
     options["logging_level"] = logging.ERROR

@@ -74,8 +74,9 @@ class Surroundings:
                     f"{here}: {path}: {missing} is missing here, but the driver has it; put the "
                     "data on a file system that all nodes share, or copy it to every node."
                 )
-        for (name, theirs), (_, ours) in zip(self.versions, versions(), strict=True):
-            if theirs != ours:
+        present = dict(versions())
+        for name, theirs in self.versions:
+            if theirs != (ours := present.get(name, "unknown")):
                 raise InputError(
                     f"{here} has {name} {ours}, but the driver has {theirs}; install the same "
                     "version on every node."
@@ -87,12 +88,14 @@ class Surroundings:
 
 
 def versions() -> tuple[tuple[str, str], ...]:
-    """Of proxreplay and torch here."""
+    """Of proxreplay, its source code and torch here."""
     from importlib.metadata import version
 
     from proxreplay import __version__
+    from proxreplay.experiments import joint
 
-    return (("proxreplay", __version__), ("torch", version("torch")))
+    source = ("source code of proxreplay", joint.code_digest()[:8])
+    return (("proxreplay", __version__), source, ("torch", version("torch")))
 
 
 def names_in(path: Path) -> tuple[str, ...]:

@@ -127,13 +127,14 @@ def run(
 
         def first(act: Callable[[], Result | None]) -> Result | None:
             own = act if processes.writes else lambda: None
-            return processes.from_first(processes.together(f"{folder}", own))
+            return processes.from_first(processes.together("opening the folder", own))
 
         if (done := first(open_folder)) is not None:
             return done
         # it may fail; until then nothing is written
         made = processes.together("getting ready", lambda: _Run(config, folder, options, processes))
-        compare(processes, "the stream", {"batches": len(made.stream)})
+        if not processes.alone:  # a digest may take its time
+            compare(processes, "the stream", {"batches": len(made.stream), "data": made.digest()})
         if (done := first(take_folder)) is not None:
             return done
         try:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from proxreplay.errors import InputError
 from proxreplay.options import AveragingOptions, LearnerOptions
+from proxreplay.proximal.layers.sites import check_whole
 from proxreplay.proximal.rules.base import GradientRule
 from proxreplay.replay.averaging import EMA
 from proxreplay.replay.losses import Loss, needs_of
@@ -57,6 +58,12 @@ def check_parts(
     """See that every part is what it should be and that they belong together."""
     if not isinstance(model, nn.Module):
         raise _wrong("model", model, "a torch.nn.Module")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise InputError(
+            "Learner: the model is a DistributedDataParallel; give model.module. The learner "
+            "averages gradients over processes by itself."
+        )
+    check_whole(model, "Learner")
     if isinstance(memory, GradientRule):
         raise InputError(
             f"Learner: {type(memory).__name__} is a rule and stands where the memory goes; hand it "

@@ -90,7 +90,7 @@ class Together:
             self._check_stream(END)
 
     def _check_stream(self, mine: Any) -> None:
-        said = self.processes.tell(mine)
+        said = self.processes.tell(mine, "learn")
         over = [rank for rank, one in enumerate(said) if one == END]
         if 0 < len(over) < len(said):
             raise InputError(

@@ -99,7 +99,7 @@ def own_share(examples: Any, processes: Processes, dim: int) -> Any:
 
     Args:
         examples: as for `as_batches`. Of batches, a process takes every so many.
-        processes: that share them.
+        processes: that share them; `ALONE` for all of them.
         dim: the dimension of the examples.
     """
     if _is_one(examples):

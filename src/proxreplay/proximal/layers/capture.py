@@ -21,6 +21,7 @@ from proxreplay.proximal.layers.registry import RowsFunction, find_layer, rows_b
 from proxreplay.proximal.layers.sites import Member, Site
 from proxreplay.proximal.layers.verify import Verifier
 
+NOTHING = "refresh: no examples; give at least one batch with one example."
 OnCall = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 
@@ -112,7 +113,7 @@ def visit(
     if verifier is not None:
         verifier.wrong |= tracer.wrong
     if samples == 0:
-        raise InputError("refresh: no examples; give at least one batch with one example.")
+        raise InputError(NOTHING)
     return samples
 
 

@@ -139,7 +139,8 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def check_materialised(model: nn.Module, rule: str) -> None:
-    """Refuse models whose parameters do not exist yet."""
+    """Refuse models whose parameters do not exist yet, or not as a whole."""
+    check_whole(model, rule)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
             raise InputError(
@@ -150,6 +151,17 @@ def check_materialised(model: nn.Module, rule: str) -> None:
             raise InputError(
                 f"{rule}: '{name}' is on the meta device; move the model to a real device with "
                 "to_empty() and load its weights before."
+            )
+
+
+def check_whole(model: nn.Module, who: str) -> None:
+    """Refuse models whose parameters lie in pieces in several processes."""
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "device_mesh"):  # without an import that takes its time
+            raise InputError(
+                f"{who}: '{name}' is a {type(parameter).__name__}, of which this process holds a "
+                "piece (FSDP, tensor parallelism); use DistributedDataParallel, where every one "
+                "holds all of it."
             )
 
 

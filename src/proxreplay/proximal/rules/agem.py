@@ -91,14 +91,15 @@ class AGEM(GradientRule):
             incoming: not looked at.
             reference: remembered examples as the model sees them; None lets the next steps be free.
         """
-        if reference is None or len(reference) == 0:
+        counts = self._counts(reference)
+        if reference is None or not sum(counts):
             self._reference = {}
             return
         trained = {n: p for n, p in unwrap(self.model).named_parameters() if p.requires_grad}
         processes, labels, weight = self.processes, reference.labels, reference.weight
         if not processes.replicated:
-            (labels,) = processes.gather([labels])
-            weight = weight if weight is None else processes.gather([weight])[0]
+            (labels,) = processes.gather([labels], counts)
+            weight = weight if weight is None else processes.gather([weight], counts)[0]
         shared = shared_calls([unwrap(self.model)], processes)
         with torch.enable_grad(), self._reference_mode(), shared:
             loss = self._loss_of(self._logits(reference.inputs), labels, weight)
@@ -143,6 +144,17 @@ class AGEM(GradientRule):
                 )
             pairs.append((g, r.to(g.device)))
         return pairs
+
+    def _counts(self, reference: Batch | None) -> list[int]:
+        """The reference examples of every process: all have some, or none has."""
+        n, processes = 0 if reference is None else len(reference), self.processes
+        counts = [n] * processes.size if processes.replicated else processes.tell(n)
+        if any(counts) and not all(counts):
+            raise InputError(
+                f"AGEM: process {counts.index(0)} of {processes.size} has no reference examples, "
+                "but others have; hand each at least one."
+            )
+        return counts
 
     def _loss_of(self, logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
         if weight is None:

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from proxreplay.distributed import ALONE
 from proxreplay.errors import InputError
 from proxreplay.options import MAX_DIM
 from proxreplay.proximal.layers.batches import Mask, as_batches, own_share, with_mask
+from proxreplay.proximal.layers.capture import NOTHING
 from proxreplay.proximal.layers.selection import Selector
 from proxreplay.proximal.layers.sites import Site, Survey, unwrap
 from proxreplay.proximal.rules.base import check_counts
@@ -103,10 +105,10 @@ class GramRule(LayerwiseRule):
         model, processes = unwrap(self.model), self.processes
 
         def collect() -> Collected:
-            own, share = with_mask(examples, mask), processes.replicated and not processes.alone
-            if share:
-                own = own_share(own, processes, batch_dim)
-            if not survey.sites or (share and own is None):
+            own = with_mask(examples, mask)
+            if not processes.alone:
+                own = own_share(own, processes if processes.replicated else ALONE, batch_dim)
+            if not survey.sites or own is None:
                 return {}, {}
             batches = as_batches(own, model, self.batch_size, batch_dim, inputs, mask)
             return self._source.collect(
@@ -114,6 +116,8 @@ class GramRule(LayerwiseRule):
             )
 
         statistics, left_out = summed(processes, collect, self._device)
+        if survey.sites and not statistics and not left_out:
+            raise InputError(NOTHING)  # in any process
         self._rebuild(survey, statistics, left_out, of)
 
     @torch.no_grad()

@@ -155,7 +155,6 @@ class LayerwiseRule(GradientRule):
         self.include = include
         self.exclude = exclude
         self.max_dim = max_dim
-        check_materialised(model, rule)
         check_selectors(unwrap(model), include or (), f"{rule}(include=...)")
         check_selectors(unwrap(model), exclude, f"{rule}(exclude=...)")
         self._leave = leave
@@ -265,6 +264,7 @@ class LayerwiseRule(GradientRule):
 
     def _survey(self) -> Survey:
         model = unwrap(self.model)
+        check_materialised(model, type(self).__name__)
         survey = find_sites(model, include=self.include, exclude=self.exclude)
         found = {
             name: reason

@@ -45,8 +45,8 @@ def summed(
     total: Statistics = {}
     for name, (first, *others) in layouts.items():
         rows = first["rows"] + sum(one["rows"] for one in others)
-        whole = mine.get(name) or _empty(first, device)
-        total[name] = replace(whole, rows=rows, samples=samples)
+        total[name] = mine.pop(name) if name in mine else _empty(first, device)
+        total[name] = replace(total[name], rows=rows, samples=samples)
     _add_up_(processes, total)
     reasons = {name: why for _, said in everyone for name, why in said.items()}
     return total, {name: why for name, why in reasons.items() if name not in total}
@@ -60,7 +60,9 @@ def _samples(everyone: list[tuple[dict[str, Any], dict[str, str]]]) -> list[int]
 def _add_up_(processes: Processes, total: Statistics) -> None:
     """Put the sums over all processes in the place of the own ones."""
     grams = {name: one for name, one in total.items() if isinstance(one, Statistic)}
-    packed = {name: pack(one.G) for name, one in grams.items()}
+    packed = {}
+    for name, one in grams.items():  # not both at a time: they are large
+        packed[name], one.G = pack(one.G), one.G.new_empty(0, *one.G.shape[1:])
     outputs = {name: pack(one.H) for name, one in grams.items() if one.H is not None}
     picked = [one.picked for one in grams.values() if one.picked is not None]
     processes.sum_([*packed.values(), *outputs.values(), *picked])
