@@ -312,7 +312,7 @@ def test_a_run_that_was_cancelled_before_it_began_has_not_failed(
     monkeypatch.setattr(ray, "get", get)
     seen: list[Any] = []
     study: Any = SimpleNamespace(jobs=jobs(tmp_path), cancelled={1}, outcomes=[])
-    study.on_outcome = seen.append
+    study.told = SimpleNamespace(on_outcome=seen.append)
     for number in (0, 1):
         _Study._conclude(study, None, number)
     assert [outcome.job for outcome in seen] == study.jobs[:1]
