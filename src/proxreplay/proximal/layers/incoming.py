@@ -48,12 +48,12 @@ class Brought:
         M = self.M if M is None else M
         return M if self.left is None else self.left.mT @ M
 
-    def square(self, M: Tensor | None = None) -> Tensor:
-        """``|left' M|^2``, by ``k x k`` products; also for another ``M`` of that shape."""
-        M = self.M if M is None else M
+    def squares(self, *Ms: Tensor) -> list[Tensor]:
+        """``|left' M|^2`` for every ``M`` of that shape, by ``k x k`` products."""
         if self.left is None:
-            return M.square().sum()
-        return ((self.left @ self.left.mT) * (M @ M.mT)).sum()
+            return [torch.dot(M.flatten(), M.flatten()) for M in Ms]
+        K = (self.left @ self.left.mT).to(Ms[0].dtype).flatten()
+        return [torch.dot(K, (M @ M.mT).flatten()) for M in Ms]
 
 
 class Rowset(NamedTuple):

@@ -26,8 +26,7 @@ def lengthening(before: Tensor, after: Tensor) -> Tensor:
     >>> lengthening(torch.tensor([4.0, 1.0, 0.0]), torch.tensor([1.0, 1e-9, 0.0])).tolist()
     [2.0, 10.0, 1.0]
     """
-    ratio = torch.where(after > 0, before / after, 1.0)
-    return ratio.clamp(1.0, MOST**2).sqrt()
+    return (before / after).nan_to_num_(1.0).clamp_(1.0, MOST**2).sqrt_()
 
 
 def lengthened(brought: Brought, taken: Tensor) -> Tensor:
@@ -38,7 +37,8 @@ def lengthened(brought: Brought, taken: Tensor) -> Tensor:
         taken: ``M (I - Lambda)``.
     """
     rest = brought.M - taken
-    return brought.M - lengthening(brought.square(), brought.square(rest)) * rest
+    c = lengthening(*brought.squares(brought.M, rest))
+    return torch.addcmul(brought.M, rest, c, value=-1)
 
 
 class Lengths:
