@@ -142,4 +142,5 @@ def test_gradients_that_cancel_are_not_taken_for_scaled_ones(two: Pool, noise: f
     one = learn_opposites(ALONE)
     assert 0 < float(one.abs().max()) < 1e-5
     for found in two.run(cancel, noise):
-        torch.testing.assert_close(found, one, rtol=1e-6, atol=1e-15)
+        # squares of what cancels but for a millionth, by which lengths are kept, lose 12 digits
+        torch.testing.assert_close(found, one, rtol=1e-3, atol=1e-15)

@@ -58,9 +58,10 @@ def gradients(model, loss):
 
 @pytest.mark.parametrize("loss", [er, er_ace, lode], ids=["er", "er_ace", "lode"])
 @pytest.mark.parametrize("layer", IMAGES.values(), ids=IMAGES.keys())
-def test_only_what_incoming_examples_bring_is_shrunk(layer, loss):
+@pytest.mark.parametrize("omega_0", [None, 3.0], ids=["turned", "shrunk"])
+def test_only_what_incoming_examples_bring_is_changed(layer, loss, omega_0):
     model, incoming, replay = net(layer()), batch(4, 1), batch(5, 2)
-    lpr = LPR(model, tolerance=0.0)
+    lpr = LPR(model, omega_0, tolerance=0.0, gradient="incoming")
     lpr.refresh(batch(20, 3).inputs)
     whole = gradients(model, loss(model, incoming, replay))
     still = copy.deepcopy(model)
@@ -84,8 +85,11 @@ def test_only_what_incoming_examples_bring_is_shrunk(layer, loss):
             read(whole) - read(G_re),
             read({n: p.grad for n, p in model.named_parameters()}),
         )
-        s = lpr.share
-        expected = read(G_re) + s * (G_in @ Lambda.Lambda) + (1 - s) * G_in
+        s, c = lpr.share, 1.0
+        if omega_0 is None:
+            c = min(10.0, float(G_in.norm() / (G_in @ Lambda.Lambda).norm()))
+            assert c > 1
+        expected = read(G_re) + s * c * (G_in @ Lambda.Lambda) + (1 - s) * G_in
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     assert 0 < lpr.share <= 1
     assert {one.share for one in lpr.layers.values()} == {lpr.share}

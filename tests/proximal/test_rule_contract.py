@@ -145,7 +145,7 @@ def test_attached_it_does_the_same_inside_the_optimizer_until_detached(make):
     with pytest.raises(InputError, match="attached already"):
         rule.attach(torch.optim.SGD(list(model.parameters())[:1], lr=0.1))
     optimizer.step()
-    twin_rule.precondition_()
+    twin_rule.step_()
     twin_optimizer.step()
     assert torch.equal(flat_gradient(model), flat_gradient(twin))
     assert all(map(torch.equal, model.parameters(), twin.parameters()))

@@ -48,6 +48,13 @@ class Brought:
         M = self.M if M is None else M
         return M if self.left is None else self.left.mT @ M
 
+    def squares(self, *Ms: Tensor) -> list[Tensor]:
+        """``|left' M|^2`` for every ``M`` of that shape, by ``k x k`` products."""
+        if self.left is None:
+            return [torch.dot(M.flatten(), M.flatten()) for M in Ms]
+        K = (self.left @ self.left.mT).to(Ms[0].dtype).flatten()
+        return [torch.dot(K, (M @ M.mT).flatten()) for M in Ms]
+
 
 class Rowset(NamedTuple):
     """Which rows of a layer's input are those of incoming examples.
@@ -83,6 +90,12 @@ class Awaited(NamedTuple):
         """Whether it costs no memory to wait until the step, where all are worked out together."""
         few = self.x.numel() <= SMALL and self.delta.numel() <= SMALL
         return few and isinstance(self.layer, nn.Linear)
+
+    @property
+    def few(self) -> bool:
+        """Whether it has no more rows than outputs."""
+        each = self.delta.numel() // self.delta.shape[self.incoming.dim]
+        return self.incoming.stop * each <= self.delta.shape[-1] ** 2
 
     @torch.no_grad()
     def now(self) -> Brought:

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from proxreplay.proximal.layers.incoming import Awaited, IncomingWatch, WatchPlan
+from proxreplay.proximal.layers.incoming import Awaited, Brought, IncomingWatch, WatchPlan
 from proxreplay.proximal.rules.layerwise import Treatment
+from proxreplay.proximal.rules.length import lengthened
 from proxreplay.proximal.shrinkage.forms import DenseShrinkage, Shrinkage
 from proxreplay.proximal.shrinkage.rowspace import RowShrinkage
 from proxreplay.proximal.shrinkage.twosided import SidesShrinkage
@@ -74,11 +75,27 @@ def multiply_rows_(call: Awaited, factor: Shrinkage, gradients: Sequence[Tensor 
 
 
 def subtract_rows_(
-    call: Awaited, factor: Shrinkage, gradients: Sequence[Tensor | None], share: float
+    call: Awaited,
+    factor: Shrinkage,
+    gradients: Sequence[Tensor | None],
+    share: float,
+    *,
+    keep: bool = False,
 ) -> None:
-    """``G <- G - s D'Z (I - Lambda)`` for a Linear layer all of whose columns move."""
+    """``G <- G - s D'Z (I - c Lambda)`` for a Linear layer all of whose columns move.
+
+    Args:
+        call: ``D'Z``.
+        factor: ``Lambda``.
+        gradients: of weight and bias.
+        share: ``s``.
+        keep: whether ``c`` keeps the length (`length`); else it is 1.
+    """
     Z, D = rows_of(call, gradients, factor)
-    add_(gradients, D, factor.taken(Z[None])[0], -share)
+    taken = factor.taken(Z[None])
+    if keep:
+        taken = lengthened(Brought(Z[None], D[None]), taken)
+    add_(gradients, D, taken[0], -share)
 
 
 def rows_of(

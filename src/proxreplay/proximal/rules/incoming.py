@@ -2,7 +2,8 @@
 
 With ``G = G_in + G_re`` and a share ``s`` of the rule that acts,
 
-    G <- G - s G_in (I - Lambda).
+    G <- G - s G_in (I - Lambda),       or, where lengths are kept (see `length`),
+    G <- G - s (G_in - c G_in Lambda),  c = |G_in| / |G_in Lambda|.
 
 A replayed example asks for a change of what is remembered, and for the right one: to shrink its
 gradient too is what makes the paper's rule fall behind plain replay on long tasks.
@@ -11,7 +12,7 @@ gradient too is what makes the paper's rule fall behind plain replay on long tas
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,10 +29,11 @@ from proxreplay.proximal.layers.incoming import (
     WatchPlan,
     splittable,
 )
-from proxreplay.proximal.layers.sites import Site, unwrap
+from proxreplay.proximal.layers.sites import Column, Site, unwrap
 from proxreplay.proximal.rules.byrows import subtract_rows_
 from proxreplay.proximal.rules.gradients import gradients_of, moving_columns
 from proxreplay.proximal.rules.layerwise import Layers, Treatment
+from proxreplay.proximal.rules.length import Lengths, lengthened
 from proxreplay.proximal.rules.share import Share
 from proxreplay.proximal.rules.stepwise import StepwiseRule
 from proxreplay.proximal.rules.unscale import NEAR, ScaleWitness
@@ -45,11 +47,18 @@ class IncomingRule(StepwiseRule):
 
     It does in the passes inside of `watched`. Elsewhere, and where BatchNorm sees incoming and
     replayed examples together, nobody can tell which part that is, and the whole gradient is
-    treated. Several processes add up what each has to take away.
+    treated. Several processes add up what incoming examples bring to each.
+
+    Args:
+        model: see `StepwiseRule`.
+        split: whether it acts on the incoming part.
+        keep: whether gradients stay as long as they are (`length`).
+        options: of a `StepwiseRule`.
     """
 
-    def __init__(self, model: nn.Module, *, split: bool, **options: Any) -> None:
+    def __init__(self, model: nn.Module, *, split: bool, keep: bool, **options: Any) -> None:
         self._split = split
+        self._keep = keep
         self._whole = not split
         self._share = Share()
         self._watched: list[IncomingWatch] = []
@@ -141,9 +150,21 @@ class IncomingRule(StepwiseRule):
         elif self._plan is not None:
             self._plan[2].arrived = None  # of a step that is treated as a whole
         try:
-            super().step_(only)
+            with self._kept_length(only):
+                super().step_(only)
         finally:
             self._taken = []
+
+    @contextmanager
+    def _kept_length(self, only: Collection[int] | None) -> Iterator[None]:
+        """Gradients that are treated as a whole are as long afterwards as they were."""
+        if not self._keep or self._taken:
+            yield
+            return
+        model, sites = unwrap(self.model), [one.site for one in self._treatments.values()]
+        lengths = Lengths((site, gradients_of(model, site.columns, only)) for site in sites)
+        yield
+        lengths.restore_()
 
     def _found_scale(self) -> float:
         """How much larger gradients were in the watched passes than they are now.
@@ -177,7 +198,7 @@ class IncomingRule(StepwiseRule):
     def _shrink_incoming_(
         self, watched: Sequence[IncomingWatch], only: Collection[int] | None
     ) -> None:
-        """``G <- G - s G_in (I - Lambda)`` for every layer whose incoming part is known."""
+        """``G <- G - s (G_in - c G_in Lambda)`` for every layer whose incoming part is known."""
         model, alone, share = unwrap(self.model), self.processes.alone, self._share.value
         share /= self._scale
         together: list[_Change] = []
@@ -193,14 +214,12 @@ class IncomingRule(StepwiseRule):
                 factor, kept = self._factor(name, moving, gradients), None
                 if False in moving:
                     kept = moving_columns(site, gradients, self._treatments[name].factor.width)
+                change = _Change(site, factor, kept, gradients, self._keep)
                 if alone:
-                    for one in brought:
-                        take_away_(one, site, factor, kept, gradients, share)
-                    continue
-                change = _Change(gradients, name in lost, bool(brought))
-                together.append(change)
-                for one in brought:
-                    take_away_(one, site, factor, kept, change.own, -1.0)
+                    change.take_away_(brought, share)
+                else:
+                    change.begin(brought, name in lost)
+                    together.append(change)
             if together:
                 take_together_(together, self.processes, share)
 
@@ -218,76 +237,84 @@ class IncomingRule(StepwiseRule):
         return super().__getstate__() | {"_watched": [], "_taken": [], "_plan": None}
 
 
+@dataclass
 class _Change:
-    """What one process takes away from the gradients of a site; its `own` part begins at zero."""
+    """What is taken away from the gradients of a site: ``s (G_in - c G_in Lambda)``."""
 
-    def __init__(self, gradients: Sequence[Tensor | None], lost: bool, brought: bool) -> None:
-        self.gradients = gradients
-        self.own = [None if g is None else torch.zeros_like(g) for g in gradients]
-        self.flags = [float(lost), float(brought)]
+    site: Site
+    factor: Shrinkage  # Lambda, restricted to the columns that move
+    kept: Tensor | None  # these columns; None for all
+    gradients: Sequence[Tensor | None]  # of the columns; None where they do not move
+    keep: bool  # whether c makes it as long as it was; else it is 1
+    own: list[Tensor | None] = field(default_factory=list)  # G_in of one process, then of all
+    flags: list[float] = field(default_factory=list)  # whether its rows are lost; are there at all
+
+    def take_away_(self, brought: Sequence[Brought | Awaited], share: float) -> None:
+        """From what all calls of the site brought."""
+        one, several = brought[0], len(brought) > 1
+        by_rows = isinstance(one, Awaited) and self.kept is None and (one.few or not self.keep)
+        if several and self.keep:
+            total = torch.stack([self._moving(one).gradient() for one in brought]).sum(0)
+            self._subtract_(Brought(total), share)
+            return
+        for one in brought:
+            if by_rows and isinstance(one, Awaited):
+                subtract_rows_(one, self.factor, self.gradients, share, keep=self.keep)
+            else:
+                self._subtract_(self._moving(one), share)
+
+    def begin(self, brought: Sequence[Brought | Awaited], lost: bool) -> None:
+        """Work out ``G_in`` of the examples of one process."""
+        self.own = [None if g is None else torch.zeros_like(g) for g in self.gradients]
+        self.flags = [float(lost), float(bool(brought))]
+        for one in brought:
+            subtract_(self.site, self.own, self._moving(one), -1.0)
+
+    def end_(self, share: float) -> None:
+        """Take away what `own` asks for, which is the sum over all processes by now."""
+        found = pieces_of(self.site, self.own, self.factor.width)
+        parts = [c.part.read(g, self.factor.groups, width) for c, g, width in found]
+        self._subtract_(Brought(torch.cat(parts, dim=2).to(self.factor.dtype)), share)
+
+    def _moving(self, brought: Brought | Awaited) -> Brought:
+        """``G_in`` of the columns that move."""
+        one = brought.now() if isinstance(brought, Awaited) else brought
+        M = one.M.to(self.factor.dtype)
+        return Brought(M if self.kept is None else M[:, :, self.kept.to(M.device)], one.left)
+
+    def _subtract_(self, brought: Brought, share: float) -> None:
+        M = self.factor.taken(brought.M)
+        if self.keep:
+            M = lengthened(brought, M)
+        subtract_(self.site, self.gradients, Brought(M, brought.left), share)
 
 
 def take_together_(changes: Sequence[_Change], processes: Processes, share: float) -> None:
-    """Take the mean of what all processes found away from the gradients, which are means too."""
+    """Change gradients, which are means over processes, by the mean of what these found."""
     own = [one for change in changes for one in change.own if one is not None]
     flags = torch.tensor([c.flags for c in changes], dtype=own[0].dtype, device=own[0].device)
     processes.sum_([*own, flags])
     for change, (lost, brought) in zip(changes, flags.tolist(), strict=True):
-        if lost or not brought:
-            continue
-        for gradient, one in zip(change.gradients, change.own, strict=True):
-            if gradient is not None and one is not None:
-                gradient.sub_(one, alpha=share / processes.size)
+        if brought and not lost:
+            change.end_(share / processes.size)
 
 
-def take_away_(
-    brought: Brought | Awaited,
-    site: Site,
-    factor: Shrinkage,
-    kept: Tensor | None,
-    gradients: Sequence[Tensor | None],
-    share: float,
-) -> None:
-    """``G <- G - s G_in (I - Lambda)``.
-
-    Args:
-        brought: by one call of the site.
-        site: whose columns the gradients are of.
-        factor: ``Lambda``, restricted to the columns that move.
-        kept: these columns; None for all.
-        gradients: of the columns; None where they do not move.
-        share: ``s``.
-    """
-    if isinstance(brought, Awaited):
-        if kept is None:
-            subtract_rows_(brought, factor, gradients, share)
-            return
-        brought = brought.now()
-    subtract_(site, gradients, lost_of(brought, factor, kept), share)
-
-
-def lost_of(brought: Brought, factor: Shrinkage, kept: Tensor | None) -> Brought:
-    """``G_in (I - Lambda)``.
-
-    Args:
-        brought: ``G_in = left' M``.
-        factor: ``Lambda``, restricted to the columns that move.
-        kept: these columns; None for all.
-    """
-    M = brought.M.to(factor.dtype)
-    if kept is not None:
-        M = M[:, :, kept.to(M.device)]
-    return Brought(factor.taken(M), brought.left)
+def pieces_of(
+    site: Site, gradients: Sequence[Tensor | None], width: int
+) -> list[tuple[Column, Tensor, int]]:
+    """The columns that move, their gradients and how many of ``width`` columns each has."""
+    present = [(c, g) for c, g in zip(site.columns, gradients, strict=True) if g is not None]
+    widths = [1] * len(present)
+    if gradients[0] is not None and site.weight is not None:
+        widths[0] = width - len(present) + 1
+    return [(c, g, w) for (c, g), w in zip(present, widths, strict=True)]
 
 
 def subtract_(site: Site, gradients: Sequence[Tensor | None], lost: Brought, share: float) -> None:
     """Take a matrix ``[groups, out, D]`` away from the gradients of a site's columns."""
-    present = [(c, g) for c, g in zip(site.columns, gradients, strict=True) if g is not None]
-    weight = gradients[0] is not None and site.weight is not None
-    widths = [1] * len(present)
-    if weight:
-        widths[0] = lost.M.shape[2] - len(present) + 1
-    for (column, gradient), piece in zip(present, lost.M.split(widths, dim=2), strict=True):
+    found = pieces_of(site, gradients, lost.M.shape[2])
+    pieces = lost.M.split([width for _, _, width in found], dim=2)
+    for (column, gradient, _), piece in zip(found, pieces, strict=True):
         plain = len(piece) == 1 and not column.part.last and gradient.dtype == piece.dtype
         if plain and lost.left is not None and gradient.shape[1:] == piece.shape[2:]:
             gradient.addmm_(lost.left[0].T, piece[0], alpha=-share)  # a weight, in one product

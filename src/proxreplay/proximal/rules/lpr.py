@@ -45,7 +45,8 @@ class LPR(IncomingRule):
     Args:
         model: any module, also compiled or wrapped for data parallelism.
         omega_0: the paper's strength; 0 leaves every gradient as it is. None, which is recommended,
-            for a strength that sets itself (docs/strength.md): relative to the layer's own rows.
+            for a strength that sets itself (docs/strength.md): relative to the layer's own rows,
+            and steps turn gradients without making them shorter.
         beta: with ``omega_0``, how much layers with many positions are spared: their strength is
             divided by ``positions ** beta``.
         batch_size: examples per forward pass when `refresh` is given one tensor; None for 20 to
@@ -71,8 +72,8 @@ class LPR(IncomingRule):
         statistics: "refresh" for what `refresh` is given; "step", or `StepOptions`, for the
             training steps themselves, whose examples are then what is held in place: after `attach`
             there is nothing else to call.
-        level: without ``omega_0``, the mean of ``omega sigma`` over the directions of every layer.
-        gradient: "incoming" to shrink only what incoming examples bring, where that is known
+        level: without ``omega_0``, the mean of ``omega sigma`` over the directions of its rows.
+        gradient: "incoming" to change only what incoming examples bring, where that is known
             (`watched`, as `Learner` does it); "all" for the whole gradient, as in the paper; None
             for "incoming", or "all" if ``omega_0`` is given.
         work: without ``omega_0``, most that a refresh may take of the counted work of the steps
@@ -138,6 +139,7 @@ class LPR(IncomingRule):
             model,
             steps=steps,
             split=self.gradient == "incoming",
+            keep=omega_0 is None,
             batch_size=batch_size,
             include=include,
             exclude=exclude,

@@ -4,7 +4,7 @@ A strength knows nothing of how a rule uses it, and a statistic nothing of stren
 that is made from ``I + omega Z'Z`` can take either kind:
 
     Strength(omega_0, beta)     omega = omega_0 / (n n_eff^beta)      the paper's two numbers
-    RelativeStrength(level)     omega = level D / trace(Z'Z)          no unit, for any layer
+    RelativeStrength(level)     omega = level r / trace(Z'Z)          no unit, for any layer
 """
 
 import math
@@ -58,8 +58,9 @@ class Strength:
 class RelativeStrength:
     """A strength in units of the layer's own rows: the mean of ``omega sigma`` is ``level``.
 
-    ``sigma`` are the ``D`` eigenvalues of ``Z'Z``, so ``omega = level D / trace(Z'Z)``. Inputs that
-    are twice as large, more positions and more examples all cancel.
+    ``sigma`` are the eigenvalues of ``Z'Z``, of which ``r = min(D, rows)`` may be more than 0, and
+    the mean is over these: ``omega = level r / trace(Z'Z)``. Inputs that are twice as large cancel,
+    and so do more positions and more examples where rows are no fewer than columns.
 
     Args:
         level: strength; 0 leaves every gradient as it is.
@@ -83,16 +84,14 @@ class RelativeStrength:
             positions: makes no difference.
         """
         if isinstance(statistic, Sketch):
-            total, width = float(statistic.B.double().square().sum()), statistic.B.shape[2]
-            columns = width * len(statistic.B)
+            total, (groups, _, width) = statistic.B.double().square().sum(), statistic.B.shape
         else:
-            G = statistic.G
-            total = float(G.diagonal(dim1=1, dim2=2).sum(dtype=G.dtype))
-            columns = G.shape[0] * G.shape[1]
-        return self.level * columns / total if total > columns * VANISHING else 0.0
+            total, (groups, width, _) = statistic.diagonal.sum(), statistic.G.shape
+        directions = groups * min(width, statistic.rows)
+        return self.level * directions / float(total) if total > directions * VANISHING else 0.0
 
 
-VANISHING = 1e-30  # mean square of rows; below, float32 has too few bits left to invert with
+VANISHING = 1e-30  # mean eigenvalue; below, float32 has too few bits left to invert with
 
 AnyStrength = Strength | RelativeStrength
 Overrides = Mapping[Selector, AnyStrength]
