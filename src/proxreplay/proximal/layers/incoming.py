@@ -151,7 +151,9 @@ def norm_brought(
     D = incoming.of(delta)
     parts = []
     if site.weight is not None:
-        parts.append((D * incoming.of(_normalised(layer, widened(x)))).sum(over))
+        by_all = isinstance(layer, _BatchNorm)  # others normalise every example by itself
+        z = incoming.of(_normalised(layer, widened(x))) if by_all else incoming.of(x)
+        parts.append((D * (z if by_all else _normalised(layer, z))).sum(over))
     if site.biases:
         parts.append(D.sum(over))
     return Brought(torch.stack([part.reshape(-1, 1) for part in parts], dim=2))
