@@ -17,6 +17,7 @@ BATCHES = 10  # as many stream batches as one refresh of LPR serves
 Make = Callable[[nn.Module], GradientRule | None]
 RULES: dict[str, Make] = {
     "er": lambda model: None,
+    "lpr without numbers": lambda model: LPR(model),
     "lpr, refresh": lambda model: LPR(model, 4.0, 2.0),
     "lpr, step": lambda model: LPR(model, 4.0, 2.0, statistics="step"),
     "klpr": lambda model: KroneckerLPR(model),

@@ -285,4 +285,5 @@ def _moments(M: Tensor) -> tuple[Tensor, Tensor]:
 
 def widened(x: Tensor) -> Tensor:
     """In float32 at least, as statistics are."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = x.dtype is torch.float32 or x.dtype is torch.float64
+    return x if wide else x.to(torch.promote_types(x.dtype, torch.float32))

@@ -69,7 +69,8 @@ class Rowset(NamedTuple):
 
     def of(self, tensor: Tensor) -> Tensor:
         """These rows, in float32 at least."""
-        return widened(tensor.narrow(self.dim, 0, self.stop))
+        whole = self.stop == tensor.shape[self.dim]
+        return widened(tensor if whole else tensor.narrow(self.dim, 0, self.stop))
 
 
 Splitter = Callable[[Any, Tensor, Tensor, Rowset, Site], Brought]
@@ -106,7 +107,7 @@ class Awaited(NamedTuple):
     def linear(self) -> tuple[Tensor, Tensor]:
         """Rows ``[k, d]`` and gradients ``[k, out]`` of a Linear layer."""
         Z, D = self.incoming.of(self.x), self.incoming.of(self.delta)
-        return Z.reshape(-1, Z.shape[-1]), D.reshape(-1, D.shape[-1])
+        return (Z, D) if Z.ndim == 2 else (Z.flatten(0, -2), D.flatten(0, -2))
 
 
 def linear_brought(
@@ -163,7 +164,9 @@ def norm_brought(
     D = incoming.of(delta)
     parts = []
     if site.weight is not None:
-        parts.append((D * incoming.of(_normalised(layer, widened(x)))).sum(over))
+        by_all = isinstance(layer, _BatchNorm)  # others normalise every example by itself
+        z = incoming.of(_normalised(layer, widened(x))) if by_all else incoming.of(x)
+        parts.append((D * (z if by_all else _normalised(layer, z))).sum(over))
     if site.biases:
         parts.append(D.sum(over))
     return Brought(torch.stack([part.reshape(-1, 1) for part in parts], dim=2))

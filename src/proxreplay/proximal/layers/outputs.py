@@ -66,7 +66,7 @@ def convolution_output(layer: _ConvNd, gradient: Tensor) -> Tensor:
 @register_output(_BatchNorm, nn.GroupNorm)
 def channel_output(layer: nn.Module, gradient: Tensor) -> Tensor:
     """One group for every channel."""
-    return gradient.transpose(0, 1).flatten(1)[:, :, None]
+    return gradient.movedim(1, -1).flatten(0, -2).T[:, :, None]  # as memory lies, channels last
 
 
 @register_output(_InstanceNorm)

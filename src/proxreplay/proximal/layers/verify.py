@@ -39,6 +39,11 @@ class Verifier:
     def __reduce__(self) -> tuple[type["Verifier"], tuple[()]]:
         return Verifier, ()  # a copy looks again
 
+    def knows(self, module: nn.Module, member: Member, function: RowsFunction) -> bool:
+        """Whether `trusts` has nothing to look at."""
+        key = (member.module, function)
+        return bool(member.map) or key in self._seen or hasattr(type(module), "treated_as")
+
     def trusts(
         self,
         model: nn.Module,
@@ -49,12 +54,11 @@ class Verifier:
     ) -> bool:
         """Whether the rows of a call may be used; if not, `wrong` has the reason."""
         module, args, kwargs = call
-        key = (member.module, function)
-        if member.map or key in self._seen or hasattr(type(module), "treated_as"):
+        if self.knows(module, member, function):
             return True
         found = reproduces(model, site, member, function, module, args, kwargs)
         if found:
-            self._seen.add(key)
+            self._seen.add((member.module, function))
         if found is not False:
             return True
         kind = type(module).__name__

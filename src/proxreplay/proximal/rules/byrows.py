@@ -10,8 +10,8 @@ so that the product with the factor has ``k`` rows instead of ``out``.
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from proxreplay.proximal.layers.incoming import Awaited, Brought, IncomingWatch, WatchPlan
 from proxreplay.proximal.rules.layerwise import Treatment
@@ -69,9 +69,10 @@ def multiply_rows_(call: Awaited, factor: Shrinkage, gradients: Sequence[Tensor 
     if not isinstance(factor, SidesShrinkage):
         subtract_rows_(call, factor, gradients, 1.0)
         return
-    Z, D = rows_of(call, gradients, factor)
-    add_(gradients, D, Z, -1.0)
-    add_(gradients, D @ factor.left[0].to(D.dtype), factor.right.apply(Z[None])[0], factor.gain)
+    Z, D = rows_of(call, factor)
+    both = factor.right.apply(Z[None])[0]
+    D = torch.cat([D, (D @ factor.left[0].to(D.dtype)).mul_(factor.gain)])
+    add_(gradients, D, torch.cat([Z.neg(), both]), 1.0)
 
 
 def subtract_rows_(
@@ -91,20 +92,19 @@ def subtract_rows_(
         share: ``s``.
         keep: whether ``c`` keeps the length (`length`); else it is 1.
     """
-    Z, D = rows_of(call, gradients, factor)
+    Z, D = rows_of(call, factor)
     taken = factor.taken(Z[None])
     if keep:
         taken = lengthened(Brought(Z[None], D[None]), taken)
     add_(gradients, D, taken[0], -share)
 
 
-def rows_of(
-    call: Awaited, gradients: Sequence[Tensor | None], factor: Shrinkage
-) -> tuple[Tensor, Tensor]:
+def rows_of(call: Awaited, factor: Shrinkage) -> tuple[Tensor, Tensor]:
     """``Z: [k, D]``, with the column of ones of a bias, and ``D: [k, out]``."""
     Z, D = call.linear()
-    d = Z.shape[1] * (call.site.weight is not None)
-    return F.pad(Z[:, :d], (0, len(gradients) - (d > 0)), value=1.0).to(factor.dtype), D
+    ones = [Z.new_ones(len(Z), len(call.site.biases))] if call.site.biases else []
+    pieces = ones if call.site.weight is None else [Z, *ones]
+    return (torch.cat(pieces, dim=1) if len(pieces) > 1 else pieces[0]).to(factor.dtype), D
 
 
 def add_(gradients: Sequence[Tensor | None], D: Tensor, Z: Tensor, share: float) -> None:

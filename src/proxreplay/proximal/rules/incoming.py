@@ -11,7 +11,7 @@ gradient too is what makes the paper's rule fall behind plain replay on long tas
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,11 +32,11 @@ from proxreplay.proximal.layers.incoming import (
 from proxreplay.proximal.layers.sites import Column, Site, unwrap
 from proxreplay.proximal.rules.byrows import subtract_rows_
 from proxreplay.proximal.rules.gradients import gradients_of, moving_columns
-from proxreplay.proximal.rules.layerwise import Layers, Treatment
+from proxreplay.proximal.rules.layerwise import Layers
 from proxreplay.proximal.rules.length import Lengths, lengthened
 from proxreplay.proximal.rules.share import Share
 from proxreplay.proximal.rules.stepwise import StepwiseRule
-from proxreplay.proximal.rules.unscale import NEAR, ScaleWitness
+from proxreplay.proximal.rules.unscale import NEAR
 from proxreplay.proximal.shrinkage.forms import Shrinkage
 
 MOST_CHANGED = 2.0  # by something else than a factor, such as weight decay of one's own
@@ -59,11 +59,8 @@ class IncomingRule(StepwiseRule):
     def __init__(self, model: nn.Module, *, split: bool, keep: bool, **options: Any) -> None:
         self._split = split
         self._keep = keep
-        self._whole = not split
         self._share = Share()
-        self._watched: list[IncomingWatch] = []
         self._taken: list[IncomingWatch] = []  # of the step that is being made
-        self._plan: tuple[dict[str, Treatment], WatchPlan, ScaleWitness] | None = None
         self._scale = 1.0  # of the gradients that arrived, against those of the step
         super().__init__(model, **options)
 
@@ -86,41 +83,31 @@ class IncomingRule(StepwiseRule):
         sites = {name: one.site for name, one in self._treatments.items()}
         return [n for n, s in sites.items() if not splittable(model, s)] if self._split else []
 
-    def _watch_plan(self) -> tuple[WatchPlan, ScaleWitness]:
-        """What there is to watch, found out once per refresh."""
-        if self._plan is None or self._plan[0] is not self._treatments:
-            model = unwrap(self.model)
-            plan = WatchPlan.of(model, [one.site for one in self._treatments.values()])
-            witness = ScaleWitness(model, {site.name: site for site, _, _ in plan.layers})
-            self._plan = self._treatments, plan, witness
-        return self._plan[1:]
+    def _plan_watch(self, model: nn.Module) -> WatchPlan:
+        """All layers whose incoming part can be told, if that alone is treated."""
+        if not self._split:
+            return super()._plan_watch(model)
+        return WatchPlan.of(model, [one.site for one in self._treatments.values()])
 
-    @contextmanager
-    def watched(self, incoming: Batch | None = None, replay: Batch | None = None) -> Iterator[None]:
-        """Look at the forward and backward passes inside, which are those of one step.
+    def _watch_rows(self, incoming: Batch | None, replay: Batch | None) -> IncomingWatch | None:
+        """Look at the rows of incoming examples, which pass first."""
+        if not self._split:
+            return super()._watch_rows(incoming, replay)
+        if not self._treatments or incoming is None or replay is None:
+            return None
+        return self._new_row_watch(len(incoming))
 
-        Args:
-            incoming: the examples that pass first; None if nobody can tell them apart.
-            replay: those that pass after them; None for none.
-        """
-        watch: IncomingWatch | None = None
-        split = self._split and bool(self._treatments)
-        with ExitStack() as looking, super().watched(incoming, replay):
-            if split and incoming is not None and replay is not None:
-                plan, witness = self._watch_plan()
-                if witness.nothing_accumulated():  # a step before was left out
-                    self._watched = []
-                watch = IncomingWatch(unwrap(self.model), plan, len(incoming))
-                for one in (self._opened(watch), witness.watching()):
-                    looking.enter_context(one)
-            with looking.pop_all():
-                yield
-            if split:
-                both = [] if incoming is None or replay is None else [incoming, replay]
-                self._take_note(watch, [one.labels for one in both])
-
-    def _take_note(self, watch: IncomingWatch | None, labels: Sequence[Tensor]) -> None:
+    def _take_note(
+        self, watch: IncomingWatch | None, incoming: Batch | None, replay: Batch | None
+    ) -> None:
         """Keep what was seen, if every process can tell what incoming examples brought."""
+        if not self._split:
+            super()._take_note(watch, incoming, replay)
+            return
+        if not self._treatments:
+            return
+        both = [] if incoming is None or replay is None else [incoming, replay]
+        labels = [one.labels for one in both]
         losses, apart = None, watch is not None and not watch.coupled
         if watch is not None and apart:
             losses = watch.losses(torch.cat([*labels]))
@@ -144,11 +131,12 @@ class IncomingRule(StepwiseRule):
 
     def step_(self, only: Collection[int] | None = None) -> None:
         """`precondition_` for a step that will be made: what incoming examples bring, if known."""
-        self._taken, self._watched = self._watched, []
-        if self._taken:
-            self._scale = self._found_scale()
-        elif self._plan is not None:
-            self._plan[2].arrived = None  # of a step that is treated as a whole
+        if self._split:
+            self._taken, self._watched = self._watched, []
+            if self._taken:
+                self._scale = self._found_scale()
+            elif self._plan is not None:
+                self._plan[2].arrived = None  # of a step that is treated as a whole
         try:
             with self._kept_length(only):
                 super().step_(only)
@@ -171,7 +159,7 @@ class IncomingRule(StepwiseRule):
 
         A loss scale (`torch.amp.GradScaler`) and clipping by norm are followed.
         """
-        ratio, proportional = self._watch_plan()[1].ratio(self.processes)
+        ratio, proportional = self._planned()[1].ratio(self.processes)
         if proportional and 0 < ratio < math.inf:
             return ratio if abs(ratio - 1) > NEAR else 1.0
         if not 1 / MOST_CHANGED < abs(ratio) < MOST_CHANGED:
@@ -204,7 +192,7 @@ class IncomingRule(StepwiseRule):
         together: list[_Change] = []
         lost = {name for watch in watched for name in watch.lost}
         with full_precision():
-            for site, _, _ in self._watch_plan()[0].layers:
+            for site, _, _ in self._planned()[0].layers:
                 name = site.name
                 brought = [one for watch in watched for one in watch.brought.get(name, ())]
                 gradients = gradients_of(model, site.columns, only)
@@ -234,7 +222,7 @@ class IncomingRule(StepwiseRule):
         self._share = Share.from_state(state.get("share", {}))
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_watched": [], "_taken": [], "_plan": None}
+        return super().__getstate__() | {"_taken": []}
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 import torch
@@ -90,10 +90,8 @@ class StepwiseRule(GramRule):
         self._classes: set[int] = set()
         self._warned_broken = False
         self._open: list[IncomingWatch] = []
-        self._rows: list[IncomingWatch] = []
-        self._row_plan: tuple[dict[str, Treatment], WatchPlan, ScaleWitness] | None = None
-
-    _whole = True  # whether the whole gradient is treated in every step
+        self._watched: list[IncomingWatch] = []  # since the last step
+        self._plan: tuple[dict[str, Treatment], WatchPlan, ScaleWitness] | None = None
 
     @property
     def needs_refresh(self) -> bool:
@@ -134,31 +132,22 @@ class StepwiseRule(GramRule):
             replay: those that pass after them.
         """
         self._ever_watched = True
-        rows, witness = self._watch_rows()
-        same = nullcontext() if witness is None else witness.watching()
-        with self._opened(rows), same, self._looking(incoming, replay):
+        watch, sums = self._watch_rows(incoming, replay), self._sums
+        with ExitStack() as passes:
+            if watch is not None:
+                passes.enter_context(as_written())
+                passes.enter_context(watch.watching())
+                passes.enter_context(self._planned()[1].watching())
+                self._open.append(watch)
+                passes.callback(self._open.remove, watch)
+            if sums is not None and sums.looking:
+                passes.enter_context(self._looking(incoming, replay))
             yield
-        if rows is not None:
-            self._rows.append(rows)
-
-    @contextmanager
-    def _opened(self, watch: IncomingWatch | None) -> Iterator[None]:
-        """Watch the passes inside, but for those that are `paused`."""
-        if watch is None:
-            yield
-            return
-        self._open.append(watch)
-        try:
-            with as_written(), watch.watching():
-                yield
-        finally:
-            self._open.remove(watch)
+        self._take_note(watch, incoming, replay)
 
     @contextmanager
     def _looking(self, incoming: Batch | None, replay: Batch | None) -> Iterator[None]:
-        if self._sums is None or not self._sums.looking:
-            yield
-            return
+        assert self._sums is not None
         watch = self._attached or self._new_watch(EVERYTHING)
         watch.parts = self._parts(incoming, replay)
         self._watch = watch
@@ -194,19 +183,39 @@ class StepwiseRule(GramRule):
         finally:
             self._without = frozenset()
 
-    def _watch_rows(self) -> tuple[IncomingWatch, ScaleWitness] | tuple[None, None]:
-        """Look at the rows of layers that are multiplied by them; None if there are none."""
-        model = unwrap(self.model)
-        if self._row_plan is None or self._row_plan[0] is not self._treatments:
-            plan = plan_rows(model, self._treatments, dense=self._sums is not None)
-            witness = ScaleWitness(model, {site.name: site for site, _, _ in plan.layers})
-            self._row_plan, self._rows = (self._treatments, plan, witness), []
-        _, plan, witness = self._row_plan
-        if not plan.layers or not self._whole or not self.processes.alone:
-            return None, None
+    def _planned(self) -> tuple[WatchPlan, ScaleWitness]:
+        """What to watch in steps, found out once per refresh."""
+        if self._plan is None or self._plan[0] is not self._treatments:
+            plan = self._plan_watch(unwrap(self.model))
+            sites = {site.name: site for site, _, _ in plan.layers}
+            self._plan = self._treatments, plan, ScaleWitness(unwrap(self.model), sites)
+        return self._plan[1:]
+
+    def _plan_watch(self, model: nn.Module) -> WatchPlan:
+        """The layers whose gradients are multiplied by their rows."""
+        return plan_rows(model, self._treatments, dense=self._sums is not None)
+
+    def _watch_rows(self, incoming: Batch | None, replay: Batch | None) -> IncomingWatch | None:
+        """Look at the rows of a step; None where nobody needs them."""
+        before = self._plan
+        if not self._planned()[0].layers or not self.processes.alone:
+            return None
+        if self._plan is not before:  # what was seen before may lack a layer
+            self._watched = []
+        return self._new_row_watch(sys.maxsize)
+
+    def _new_row_watch(self, examples: int) -> IncomingWatch:
+        plan, witness = self._planned()
         if witness.nothing_accumulated():  # a step before was left out
-            self._rows = []
-        return IncomingWatch(model, plan, sys.maxsize), witness
+            self._watched = []
+        return IncomingWatch(unwrap(self.model), plan, examples)
+
+    def _take_note(
+        self, watch: IncomingWatch | None, incoming: Batch | None, replay: Batch | None
+    ) -> None:
+        """Keep what was seen of rows until the step."""
+        if watch is not None:
+            self._watched.append(watch)
 
     @torch.no_grad()
     def _multiply_rows_(self, only: Collection[int] | None) -> frozenset[str]:
@@ -214,9 +223,9 @@ class StepwiseRule(GramRule):
 
         None if gradients are not those that arrived any more: clipped, say, or scaled.
         """
-        watched, self._rows = self._rows, []
-        if watched and self._row_plan is not None:
-            ratio, proportional = self._row_plan[2].ratio(self.processes)
+        watched, self._watched = self._watched, []
+        if watched and self._plan is not None:
+            ratio, proportional = self._plan[2].ratio(self.processes)
             watched = watched if proportional and abs(ratio - 1) <= NEAR else []
         done = set()
         for name, calls in (calls_of(watched, self._treatments) if watched else {}).items():
@@ -341,8 +350,8 @@ class StepwiseRule(GramRule):
         self._pace.refreshed()
 
     def __getstate__(self) -> dict[str, Any]:
-        nothing = dict.fromkeys(("_watch", "_attached", "_witness", "_row_plan"))
-        nothing |= {"_rows": [], "_open": []}
+        nothing = dict.fromkeys(("_watch", "_attached", "_witness", "_plan"))
+        nothing |= {"_watched": [], "_open": []}
         labels = {"_labels": self._labels.get_state()}  # a generator cannot be copied
         return super().__getstate__() | nothing | labels
 

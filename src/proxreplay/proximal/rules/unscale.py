@@ -83,6 +83,8 @@ class ScaleWitness:
         """
         arrived, self.arrived = self.arrived, None
         parameter = None if self.column is None else self.column.parameter(self.model)
+        if processes.alone and _untouched(arrived, parameter):
+            return 1.0, True
         mean = None if parameter is None else _mean(arrived, parameter, processes)
         if mean is None or parameter is None or parameter.grad is None:
             return 1.0, True
@@ -120,6 +122,12 @@ class ScaleWitness:
         if self._handle is not None:
             self._handle.remove()
         self._handle = self._parameter = None
+
+
+def _untouched(arrived: Tensor | None, parameter: Tensor | None) -> bool:
+    """Whether a gradient is bit by bit what arrived, as in most steps."""
+    grad = None if parameter is None else parameter.grad
+    return arrived is not None and grad is not None and torch.equal(arrived, grad)
 
 
 @torch.no_grad()

@@ -208,7 +208,8 @@ class _SiteSum:
 
     def _waits(self, rows: Rows) -> bool:
         """Whether rows are few, so that they are worth more together."""
-        if self.site.weight is None or rows.shape[1] >= rows.shape[2]:
+        few = rows.shape[1] < rows.shape[2] * (WORTH if self.wait else 1)
+        if self.site.weight is None or not few:
             return False
         return self.wait or (not self.sums and self._may_stay(rows))
 

@@ -55,7 +55,7 @@ class Statistic:
             G = G * share
             picked = None if picked is None else picked * share
         else:
-            G = torch.add(before.G.to(G.device) * stays, G, alpha=share)
+            G = (before.G.to(G.device) * stays).add_(G, alpha=share)
             rows += before.rows * stays
             if picked is not None and before.picked is not None:
                 picked = before.picked.to(G.device) * stays + picked * share
@@ -82,4 +82,4 @@ def averaged(new: Tensor | None, share: float, old: Tensor | None, stays: float)
     more = new.shape[1] - old.shape[1]
     if more > 0:
         old = F.pad(old, (0, more, 0, more))
-    return torch.add(old.to(new.device) * stays, new, alpha=share)
+    return (old.to(new.device) * stays).add_(new, alpha=share)
