@@ -105,10 +105,11 @@ class GramRule(LayerwiseRule):
         model, processes = unwrap(self.model), self.processes
 
         def collect() -> Collected:
-            own = with_mask(examples, mask)
+            own, nothing = with_mask(examples, mask), not survey.sites
             if not processes.alone:
                 own = own_share(own, processes if processes.replicated else ALONE, batch_dim)
-            if not survey.sites or own is None:
+                nothing = nothing or own is None
+            if nothing:
                 return {}, {}
             batches = as_batches(own, model, self.batch_size, batch_dim, inputs, mask)
             return self._source.collect(
