@@ -24,13 +24,8 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing, f"{page.name} points to {missing}"
 
 
-NOT_YET = {"averaging.md", "scale.md", "serve.md", "speed.md", "strength.md"}  # and the evidence
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_prose_is_wrapped_at_100_columns(page: Path) -> None:
-    if page.name in NOT_YET or page.parent.name == "evidence":
-        pytest.skip("still written with longer lines")
     text = re.sub(
         r"```.*?```", lambda block: "\n" * block[0].count("\n"), page.read_text(), flags=re.S
     )
