@@ -9,11 +9,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from proxreplay import LPR
+from proxreplay import LPR, er
 from proxreplay.batch import Batch
 from proxreplay.distributed import ALONE, Processes, compare, mean_
 from proxreplay.options import StepOptions
 from proxreplay.proximal import OWM, GradientRule, KroneckerLPR
+from proxreplay.proximal.rules.share import Share
 from tests.distributed.pool import Pool, problem_of
 
 LOOK = StepOptions(every=1, rebuild=2)
@@ -144,3 +145,51 @@ def test_gradients_that_cancel_are_not_taken_for_scaled_ones(two: Pool, noise: f
     for found in two.run(cancel, noise):
         # squares of what cancels but for a millionth, by which lengths are kept, lose 12 digits
         torch.testing.assert_close(found, one, rtol=1e-3, atol=1e-15)
+
+
+def learn_dead(
+    processes: Processes, scale: float = 1.0, alive: bool = True, order: int = 1
+) -> torch.Tensor:
+    """The gradient of two passes in which the hidden units are dead, but for half of the second.
+
+    Args:
+        processes: of the step; the half is that of process 0.
+        scale: of the loss.
+        alive: whether there is that half.
+        order: -1 for the second pass first, which makes no difference.
+    """
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 3)).double()
+    for p in model.parameters():
+        nn.init.uniform_(p, 0.1, 0.9)
+    wrapped = model if processes.alone else DistributedDataParallel(model)
+    rule = LPR(wrapped).among(processes)
+    rule.refresh(torch.randn(20, 2).double())
+    own, y = processes.share(8), torch.randint(0, 3, (2, 2, 8))
+    x = -9 - torch.rand(2, 2, 8, 2).double()
+    if alive:
+        x[1, :, ::2] *= -1  # every other row is of process 1
+    for i in (0, 1)[::order]:
+        incoming, replay = (Batch(x[i, part][own], y[i, part][own]) for part in range(2))
+        with rule.watched(incoming, replay):
+            (scale * er(wrapped, incoming, replay)).backward()
+    rule._share = Share()  # of the last pass: act fully
+    for p in model.parameters():
+        assert p.grad is not None
+        p.grad /= scale
+    rule.step_()
+    return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
+
+
+def learn_dead_together(scale: float, alive: bool) -> torch.Tensor:
+    return learn_dead(Processes.up(), scale, alive)
+
+
+@pytest.mark.parametrize("alive", [True, False], ids=["half", "none"])
+@pytest.mark.parametrize("scale", [1.0, 1024.0], ids=["plain", "scaled"])
+def test_units_that_are_dead_in_a_pass_or_a_process_hide_nothing(
+    two: Pool, scale: float, alive: bool
+) -> None:
+    one = learn_dead(ALONE, alive=alive, order=-1)
+    for found in two.run(learn_dead_together, scale, alive):
+        torch.testing.assert_close(found, one, rtol=1e-9, atol=1e-12)

@@ -136,7 +136,7 @@ class IncomingRule(StepwiseRule):
             if self._taken:
                 self._scale = self._found_scale()
             elif self._plan is not None:
-                self._plan[2].arrived = None  # of a step that is treated as a whole
+                self._plan[2].forget()  # of a step that is treated as a whole
         try:
             with self._kept_length(only):
                 super().step_(only)

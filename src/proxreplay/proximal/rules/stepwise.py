@@ -206,7 +206,9 @@ class StepwiseRule(GramRule):
 
     def _new_row_watch(self, examples: int) -> IncomingWatch:
         plan, witness = self._planned()
-        if witness.nothing_accumulated():  # a step before was left out
+        waiting = self._watched or witness.arrived
+        if waiting and witness.nothing_accumulated():  # a step before was left out
+            witness.forget()
             self._watched = []
         return IncomingWatch(unwrap(self.model), plan, examples)
 

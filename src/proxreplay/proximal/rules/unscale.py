@@ -1,8 +1,10 @@
 """What a loss was multiplied with, as mixed precision does it, found from the gradients."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate
 from typing import Self
 
 import torch
@@ -14,6 +16,7 @@ from proxreplay.proximal.layers.sites import Site
 
 NEAR = 1e-3  # relative: gradients in half precision are no closer
 LEFT = 1e-2  # of the gradients of all processes: a mean smaller than that may be their rounding
+KEPT = 2**12  # numbers of small gradients that are kept from a backward pass until the step
 
 
 class ScaleWitness:
@@ -23,72 +26,88 @@ class ScaleWitness:
     it before the step. Clipping divides too, but by any number: `scale` takes only powers of two
     for a scale, `ratio` tells all of it.
 
+    A gradient of zeros, as of dead units or of a head that is not used, tells nothing. So the
+    smallest parameters are all kept in mind, and the first one that tells something is asked.
+
     Args:
         model: as `unwrap` gives it.
         sites: whose parameters are looked at.
     """
 
     def __init__(self, model: nn.Module, sites: Mapping[str, Site]) -> None:
-        columns = [column for site in sites.values() for column in site.columns]
-        column = min(columns, key=lambda c: c.parameter(model).numel(), default=None)
+        columns = {column.name: column for site in sites.values() for column in site.columns}
+        sizes = {name: column.parameter(model).numel() for name, column in columns.items()}
+        names = sorted(columns, key=sizes.__getitem__)
+        up_to = accumulate(sizes[name] for name in names)
+        kept = sum(numbers <= KEPT for numbers in up_to)
         self.model = model
-        self.column = column
-        self.arrived: Tensor | None = None
+        self.columns = [columns[name] for name in names]  # the smallest first
+        self.asked = self.columns[: max(1, kept)]
+        self.arrived: dict[str, Tensor] = {}
         self._known = 1.0  # the last factor that was certain
-        self._handle: RemovableHandle | None = None
-        self._parameter: nn.Parameter | None = None
+        self._hooks: dict[str, tuple[nn.Parameter, RemovableHandle]] = {}
 
     def _follow(self) -> None:
         """A growing head replaces its parameters."""
-        if self.column is None:
-            return
-        parameter = self.column.parameter(self.model)
-        if parameter is not self._parameter:
-            self._release()
-            self._parameter = parameter
-            self._handle = parameter.register_hook(self._note)
+        for column in self.asked:
+            name, parameter = column.name, column.parameter(self.model)
+            before = self._hooks.get(name)
+            if before is not None and before[0] is not parameter:
+                before[1].remove()
+                del self._hooks[name]
+            if name not in self._hooks and parameter.requires_grad:
+                hook = parameter.register_hook(partial(self._note, name))
+                self._hooks[name] = parameter, hook
 
     def install(self) -> Self:
-        """Put the hook in place until `remove`."""
+        """Put the hooks in place until `remove`."""
         self._follow()
         return self
 
-    def _note(self, gradient: Tensor) -> None:
-        gradient = gradient.detach()
-        self.arrived = gradient.clone() if self.arrived is None else self.arrived + gradient
+    def _note(self, name: str, gradient: Tensor) -> None:
+        gradient, before = gradient.detach(), self.arrived.get(name)
+        self.arrived[name] = gradient.clone() if before is None else before + gradient
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """The hook is there inside only; gradients that were zeroed before begin a new sum."""
+        """The hooks are there inside only."""
         self._follow()
-        if self.nothing_accumulated():
-            self.arrived = None
         try:
             yield
         finally:
             self._release()
 
     def nothing_accumulated(self) -> bool:
-        """Whether the gradients were zeroed since the last backward pass."""
-        gradient = None if self.column is None else self.column.parameter(self.model).grad
-        return gradient is None or not bool(gradient.any())
+        """Whether the gradients were zeroed since the last backward pass: none is not zero."""
+        gradients = (column.parameter(self.model).grad for column in self.columns)
+        return not any(one is not None and bool(one.any()) for one in gradients)
+
+    def forget(self) -> None:
+        """What arrived is not of the next step."""
+        self.arrived = {}
 
     def ratio(self, processes: Processes) -> tuple[float, bool]:
         """How much larger gradients were when they arrived, and whether nothing else has changed.
 
-        Of those that arrived since it was asked last; 1 for none.
+        Of those that arrived since it was asked last; as before if none tells it.
 
         Args:
             processes: over which gradients are averaged; all of them have to ask.
         """
-        arrived, self.arrived = self.arrived, None
-        parameter = None if self.column is None else self.column.parameter(self.model)
-        if processes.alone and _untouched(arrived, parameter):
+        parameters = [column.parameter(self.model) for column in self.asked]
+        arrived = [self._arrived_at(c.name, p) for c, p in zip(self.asked, parameters, strict=True)]
+        self.forget()
+        at = _first_nonzero(arrived, processes)
+        if at is None:
+            return self._known, True
+        one, gradient = arrived[at], parameters[at].grad
+        if processes.alone and _untouched(one, gradient):
+            self._known = 1.0
             return 1.0, True
-        mean = None if parameter is None else _mean(arrived, parameter, processes)
-        if mean is None or parameter is None or parameter.grad is None:
+        a, of_each = _mean(torch.zeros_like(parameters[at]) if one is None else one, processes)
+        if gradient is None:
             return 1.0, True
-        (a, of_each), b = mean, parameter.grad.double().flatten()
+        b = gradient.double().flatten()
         own, size = float(b @ b), float(a.norm())
         if own == 0:
             return 1.0, True
@@ -100,8 +119,13 @@ class ScaleWitness:
             return self._known, True
         return ratio, proportional
 
+    def _arrived_at(self, name: str, parameter: Tensor) -> Tensor | None:
+        """None also if the head has grown meanwhile."""
+        one = self.arrived.get(name)
+        return None if one is None or one.shape != parameter.shape else one
+
     def scale(self, processes: Processes) -> float:
-        """The scale of the gradients that arrived since it was asked last; 1 for none.
+        """The scale of the gradients that arrived since it was asked last, as `ratio` has it.
 
         Args:
             processes: as for `ratio`.
@@ -114,40 +138,43 @@ class ScaleWitness:
         return power if abs(ratio / power - 1) < NEAR else 1.0
 
     def remove(self) -> None:
-        """Take the hook away, and forget what arrived."""
+        """Take the hooks away, and forget what arrived."""
         self._release()
-        self.arrived = None
+        self.forget()
 
     def _release(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-        self._handle = self._parameter = None
+        for _, handle in self._hooks.values():
+            handle.remove()
+        self._hooks = {}
 
 
-def _untouched(arrived: Tensor | None, parameter: Tensor | None) -> bool:
+def _first_nonzero(arrived: Sequence[Tensor | None], processes: Processes) -> int | None:
+    """The first gradient that is not zero in one process at least; None if all are."""
+    there = (i for i, one in enumerate(arrived) if one is not None and bool(one.any()))
+    first = next(there, None)
+    if processes.alone:
+        return first
+    told = torch.zeros(len(arrived))
+    if first is not None:
+        told[first] = 1
+    processes.sum_([told])
+    return next((i for i, number in enumerate(told.tolist()) if number), None)
+
+
+def _untouched(arrived: Tensor | None, gradient: Tensor | None) -> bool:
     """Whether a gradient is bit by bit what arrived, as in most steps."""
-    grad = None if parameter is None else parameter.grad
-    return arrived is not None and grad is not None and torch.equal(arrived, grad)
+    return arrived is not None and gradient is not None and torch.equal(arrived, gradient)
 
 
 @torch.no_grad()
-def _mean(
-    arrived: Tensor | None, like: Tensor, processes: Processes
-) -> tuple[Tensor, float] | None:
+def _mean(arrived: Tensor, processes: Processes) -> tuple[Tensor, float]:
     """The mean over processes of a gradient that arrived, and how large those of each are.
 
-    Args:
-        arrived: here; None, or of another shape if the head has grown meanwhile, for none.
-        like: the parameter.
-        processes: whose gradients.
-
     Returns:
-        The mean ``[numel]`` and the root mean square of the norms; None if there is no gradient.
+        The mean ``[numel]`` and the root mean square of the norms.
     """
-    here = arrived is not None and arrived.shape == like.shape
-    own = (arrived if arrived is not None and here else torch.zeros_like(like)).double().flatten()
-    said = torch.cat([own, torch.stack([own @ own, own.new_tensor(float(here))])])
+    own = arrived.double().flatten()
+    said = torch.cat([own, (own @ own)[None]])
     processes.sum_([said])
     said /= processes.size
-    squares, present = said[-2:].tolist()
-    return (said[:-2], math.sqrt(squares)) if present else None
+    return said[:-1], math.sqrt(float(said[-1]))
