@@ -236,7 +236,7 @@ def test_another_version_is_named(around: Surroundings) -> None:
 def test_another_source_code_of_the_same_version_is_named(
     around: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxreplay.experiments.joint.code_digest", lambda: "0" * 64)
+    monkeypatch.setattr("proxreplay.experiments.environment.code_digest", lambda: "0" * 64)
     with pytest.raises(InputError, match="has source code of proxreplay 00000000, but the driver"):
         around.check()
 

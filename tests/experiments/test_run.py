@@ -21,7 +21,7 @@ from proxreplay.experiments.engines import Job, make_one
 from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.ownership import owned
 from proxreplay.experiments.recipes import METHODS
-from proxreplay.experiments.results import read_run
+from proxreplay.experiments.results import read_json, read_run
 from proxreplay.experiments.run import Interrupted, RunOptions, RunProgress, run
 from proxreplay.serialization import load_state
 
@@ -325,3 +325,46 @@ def test_a_run_that_somebody_else_begins_while_this_one_gets_ready(
             with pytest.raises(InputError, match="another process is at work on this run"):
                 run(config, folder)
             assert not (folder / "records.jsonl").exists()
+
+
+def test_another_source_code_that_goes_on_with_a_run_is_named_and_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = quick("er", **{"stream.first": 2, "stream.limit": 60})
+    folder = tmp_path / "run"
+    interrupted(config, folder, 4, RunOptions())
+    before = read_json(folder / "environment.json")
+    interrupted(config, folder, 6, RunOptions())
+    assert read_json(folder / "environment.json") == before  # the same code goes on
+    assert "another source code" not in caplog.text
+    monkeypatch.setattr("proxreplay.experiments.environment.code_digest", lambda: "0" * 64)
+    run(config, folder)
+    assert "made by another source code of proxreplay" in caplog.text
+    after = read_json(folder / "environment.json")
+    assert [one["code"] for one in after.pop("continued")] == ["0" * 64]
+    assert after == before
+
+
+def test_a_rule_that_never_acted_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    short = {"stream.first": 2, "stream.limit": 15}
+    run(quick("lpr-er", **short), tmp_path / "idle")
+    assert "LPR never acted, because the stream ended before its first refresh" in caplog.text
+    caplog.clear()
+    run(quick("lpr-er", **short, **{"refresh.every": 1}), tmp_path / "refreshed")
+    run(quick("er", **short), tmp_path / "plain")
+    assert "never acted" not in caplog.text
+
+
+def test_warnings_of_a_run_are_shown_and_kept(tmp_path: Path) -> None:
+    """Beside the file, on standard error, as those before and after a run."""
+    code = (
+        "import logging\nfrom pathlib import Path\n"
+        "from proxreplay.experiments.environment import logging_to\n"
+        f"with logging_to(Path({str(tmp_path / 'log.txt')!r})):\n"
+        "    logging.getLogger('proxreplay.x').warning('look here')\n"
+        "    logging.getLogger('proxreplay.x').info('not here')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "look here\n"
+    assert "look here" in (tmp_path / "log.txt").read_text()
+    assert "not here" in (tmp_path / "log.txt").read_text()

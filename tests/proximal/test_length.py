@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from proxreplay import LPR, Batch, er
+from proxreplay.errors import InputError
 from proxreplay.models import mlp
 from proxreplay.proximal import RelativeStrength
 from proxreplay.proximal.rules.length import MOST
@@ -151,3 +152,47 @@ def test_few_rows_hold_fewer_directions():
     sigma = torch.linalg.eigvalsh(omega * Z.mT @ Z)[:, -3:]
     assert float(sigma.mean()) == pytest.approx(0.7)
     assert RelativeStrength(0.7).of(Sketch(Z, 9, torch.zeros(2), 8, 3, 3)) == pytest.approx(omega)
+
+
+def test_a_step_inside_of_the_watched_passes_is_refused():
+    """What it saw would be taken for that of the next step."""
+    torch.manual_seed(0)
+    model = mlp(6, 3, hidden=(6,)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rule = LPR(model).attach(optimizer)
+    rule.refresh(EXAMPLES)
+    incoming, replay = Batch(X[:4], Y[:4]), Batch(X[4:8], Y[4:8])
+    before = copy.deepcopy(model.state_dict())
+    with rule.watched(incoming, replay):
+        er(model, incoming, replay).backward()
+        with pytest.raises(InputError, match=r"steps inside of watched\(\.\.\.\)"):
+            optimizer.step()
+    assert all(torch.equal(now, before[name]) for name, now in model.state_dict().items())
+
+
+def test_a_state_from_before_lengths_were_kept_is_taken_with_a_word():
+    model = net()
+    rule = LPR(model)
+    rule.refresh(EXAMPLES)
+    state = rule.state_dict()
+    LPR(model).load_state_dict(state)
+    del state["length"]
+    with pytest.warns(UserWarning, match="saved by a version that shrank gradients"):
+        LPR(model).load_state_dict(state)
+    paper = LPR(model, omega_0=1.0)
+    paper.refresh(EXAMPLES)
+    assert "length" not in paper.state_dict()
+    assert "keep their length" in repr(rule)
+    assert "keep their length" not in repr(paper)
+
+
+def test_batchnorm_that_mixes_examples_is_said():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
+    rule = LPR(model)
+    rule.refresh(EXAMPLES)
+    incoming, replay = Batch(X[:4], Y[:4]), Batch(X[4:8], Y[4:8])
+    assert "BatchNorm" not in repr(rule).splitlines()[-1]
+    with rule.watched(incoming, replay):
+        er(model, incoming, replay).backward()
+    assert "the whole gradient is treated" in repr(rule)

@@ -776,3 +776,25 @@ def test_predictions_do_not_depend_on_how_many_are_made_at_once() -> None:
         torch.testing.assert_close(learner.logits(x, batch_size=batch_size), logits)
     with pytest.raises(InputError, match="batch_size=0"):
         learner.logits(x, batch_size=0)
+
+
+def test_nothing_is_predicted_when_all_labels_are_forgotten() -> None:
+    learner = make(ema=True)
+    x, y = stream(1)[0]
+    learner.learn(x, y)
+    for label in sorted(set(y.tolist())):
+        learner.forget(label=label)
+    with pytest.raises(InputError, match="all labels that were learned have been forgotten"):
+        learner.predict(x)
+    learner.learn(x, y)
+    assert set(learner.predict(x)) <= set(y.tolist())
+
+
+def test_two_predictors_at_once_are_refused() -> None:
+    learner = make(ema=True)
+    x, y = stream(1)[0]
+    learner.learn(x, y)
+    with pytest.raises(InputError, match="online=True, but predictor='blend'; give one of the two"):
+        learner.predict_proba(x, online=True, predictor="blend")
+    with pytest.raises(InputError, match=r"predictor=none; give one of average, online.*blend\."):
+        learner.predict(x, predictor="none")

@@ -1,6 +1,7 @@
 """What is around a run: versions and hardware for the record, its log, its threads, its disk."""
 
 import errno
+import hashlib
 import logging
 import os
 import platform
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import proxreplay
 from proxreplay.errors import DataError, StorageError
 from proxreplay.experiments.results import read_json
 from proxreplay.files import write_json
@@ -21,7 +23,10 @@ log = logging.getLogger(__name__)
 
 
 def keep_environment(path: Path, data_checksum: Callable[[], str]) -> None:
-    """Write ``environment.json`` where it is missing or damaged."""
+    """Write ``environment.json`` where it is missing or damaged.
+
+    Where another source code goes on with the run, that is noted in it, and said.
+    """
     try:
         known = read_json(path, missing={})
     except DataError as error:
@@ -29,24 +34,48 @@ def keep_environment(path: Path, data_checksum: Callable[[], str]) -> None:
         known = {}
     if not known:
         write_json(path, describe_environment(data_checksum()))
+        return
+    code, commit = code_digest(), git_commit()
+    later = [*known.get("continued", [])]
+    last = later[-1] if later else known
+    same = last["code"] == code if "code" in last else last.get("git_commit") == commit
+    if not same:
+        log.warning(
+            "%s: this run was made by another source code of proxreplay (%s) until now; it goes on "
+            "with this one (%s), so its records are those of neither alone. environment.json says "
+            "so; for one version, start it anew in another folder",
+            path.parent,
+            last.get("git_commit") or "commit unknown",
+            commit or "commit unknown",
+        )
+        now = {"proxreplay": proxreplay.__version__, "git_commit": commit, "code": code}
+        write_json(path, {**known, "continued": [*later, now]})
 
 
 def describe_environment(data_checksum: str) -> dict[str, Any]:
     """Versions, git commit, hardware and the checksum of the data."""
-    from proxreplay import __version__
-
     return {
-        "proxreplay": __version__,
+        "proxreplay": proxreplay.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "git_commit": git_commit(),
+        "code": code_digest(),
         "data_checksum": data_checksum,
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+
+
+def code_digest() -> str:
+    """That of all source files of proxreplay."""
+    digest = hashlib.sha256()
+    root = Path(proxreplay.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def git_commit() -> str | None:
@@ -88,18 +117,22 @@ def storage_trouble(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def logging_to(path: Path) -> Iterator[None]:
-    """Write what proxreplay's loggers say to a file as well."""
+    """Write what proxreplay's loggers say to a file as well; warnings are still shown."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.handleError = lambda record: None  # type: ignore[method-assign]  # never stops a run
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("proxreplay")
-    level = logger.level
+    level, shown = logger.level, logging.lastResort
+    if shown is None or logger.hasHandlers():  # somebody else shows them
+        shown = logging.NullHandler()
     logger.addHandler(handler)
+    logger.addHandler(shown)  # Python's own way ends where a logger has a handler
     logger.setLevel(logging.INFO)
     try:
         yield
     finally:
         logger.removeHandler(handler)
+        logger.removeHandler(shown)
         logger.setLevel(level)
         handler.close()
 

@@ -1,6 +1,5 @@
 """One run made by several processes, as torchrun starts them; process 0 writes (docs/scale.md)."""
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import proxreplay
 from proxreplay.distributed import Processes
 from proxreplay.errors import InputError, ProcessError
 from proxreplay.experiments.config import RunConfig, differences
+from proxreplay.experiments.environment import code_digest
 
 TIMEOUT = timedelta(minutes=5)  # for a process that is silent but not gone, which is seen at once
 
@@ -76,15 +76,6 @@ def check_same_start(processes: Processes, config: RunConfig) -> None:
                 f"process {rank} of {processes.size} was started with something else than process "
                 f"0 ({'; '.join(found)}). Start all with the same command and the same code."
             )
-
-
-def code_digest() -> str:
-    """That of all source files of proxreplay."""
-    digest = hashlib.sha256()
-    root = Path(proxreplay.__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
-    return digest.hexdigest()
 
 
 def evaluated_together(

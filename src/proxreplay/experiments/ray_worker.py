@@ -92,9 +92,9 @@ def versions() -> tuple[tuple[str, str], ...]:
     from importlib.metadata import version
 
     from proxreplay import __version__
-    from proxreplay.experiments import joint
+    from proxreplay.experiments import environment
 
-    source = ("source code of proxreplay", joint.code_digest()[:8])
+    source = ("source code of proxreplay", environment.code_digest()[:8])
     return (("proxreplay", __version__), source, ("torch", version("torch")))
 
 

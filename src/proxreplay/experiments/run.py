@@ -235,12 +235,24 @@ class _Run:
             for record in self.diagnostics.at_end(last):
                 self._record(record)
             self._record_timings()
+            self._say_if_idle()
             written = self.records.secure()
             self.tracking.complete(written["sha256"])
         if self.processes.writes:
             return self.processes.from_first(self._result(written))
         done: Any = self.processes.from_first(None)
         return done  # type: ignore[no-any-return]
+
+    def _say_if_idle(self) -> None:
+        """A rule that never had anything to do has changed nothing, which no number shows."""
+        rule = self.learner.rule
+        if rule is not None and rule.idle() is not None:
+            log.warning(
+                "%s: %s never acted, because the stream ended before its first refresh, so this is "
+                "the method without it; refresh earlier: --set refresh.every=1",
+                self.folder,
+                type(rule).__name__,
+            )
 
     def _result(self, written: dict[str, Any]) -> Result:
         """Write the result; nothing else is needed any more."""

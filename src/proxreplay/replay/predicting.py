@@ -107,7 +107,7 @@ class Predictor:
                 average was made for (``averaging.predict``).
             batch_size: inputs per forward pass; None for 500, or as many as suit a CPU's cache.
         """
-        name = self._predictor("online" if online else predictor)
+        name = self._predictor(predictor, online=online)
         if name == "online" or self.averaging is None:
             return self._logits(self.model, x, batch_size)
         average = self._logits(self.averaging.model, x, batch_size)
@@ -124,9 +124,13 @@ class Predictor:
         average = self.logits(x, predictor="average")
         return {name: self.averaging.combined(average, online, name) for name in predictors}
 
-    def _predictor(self, name: str | None) -> str:
+    def _predictor(self, name: str | None, *, online: bool = False) -> str:
         """The predictor of that name; for None, the learner's own."""
-        one_of((*PREDICTORS, None), predictor=name)
+        if online and name not in (None, "online"):
+            raise InputError(f"Learner: online=True, but predictor={name!r}; give one of the two.")
+        name = "online" if online else name
+        if name is not None:
+            one_of(PREDICTORS, predictor=name)
         if self.averaging is not None:
             return self.averaging.options.predict if name is None else name
         if name not in (None, "online"):
@@ -180,7 +184,7 @@ class Predictor:
         Without ``y``, ``x`` is any source that `Learner.learn_stream` takes. For the others see
         `logits`.
         """
-        name = self._predictor("online" if online else predictor)
+        name = self._predictor(predictor, online=online)
         hits = total = 0
         source = [(x, y, None)] if y is not None else stream_batches(x, None, 500)
         for inputs, labels, _ in source:
@@ -257,6 +261,11 @@ class Predictor:
                 "learn first, or take logits() of a model that was trained elsewhere."
             )
         if known.kind == "integers":
+            if self.heads and not any(bool(head.active.any()) for head in self.heads):
+                raise InputError(
+                    "Learner: all labels that were learned have been forgotten, so there is none "
+                    "to predict; learn again first."
+                )
             return logits
         logits = logits[:, : len(known.names)]
         forgotten = [name is None for name in known.names]

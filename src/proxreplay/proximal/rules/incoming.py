@@ -10,6 +10,7 @@ gradient too is what makes the paper's rule fall behind plain replay on long tas
 """
 
 import math
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -62,7 +63,19 @@ class IncomingRule(StepwiseRule):
         self._share = Share()
         self._taken: list[IncomingWatch] = []  # of the step that is being made
         self._scale = 1.0  # of the gradients that arrived, against those of the step
+        self._coupled = False  # whether BatchNorm mixed the examples of the last watched passes
         super().__init__(model, **options)
+
+    def __repr__(self) -> str:
+        lines = [super().__repr__()]
+        if self._keep:
+            lines.append("gradients are turned and keep their length")
+        if self._coupled:
+            lines.append(
+                "BatchNorm saw incoming and replayed examples in one pass: the whole gradient is "
+                "treated, not only what incoming examples bring"
+            )
+        return "\n".join(lines)
 
     @property
     def share(self) -> float | None:
@@ -109,6 +122,7 @@ class IncomingRule(StepwiseRule):
         both = [] if incoming is None or replay is None else [incoming, replay]
         labels = [one.labels for one in both]
         losses, apart = None, watch is not None and not watch.coupled
+        self._coupled = watch is not None and watch.coupled
         if watch is not None and apart:
             losses = watch.losses(torch.cat([*labels]))
         if not (self.processes.alone or self.processes.replicated):
@@ -131,6 +145,7 @@ class IncomingRule(StepwiseRule):
 
     def step_(self, only: Collection[int] | None = None) -> None:
         """`precondition_` for a step that will be made: what incoming examples bring, if known."""
+        self._check_closed()
         if self._split:
             self._taken, self._watched = self._watched, []
             if self._taken:
@@ -213,11 +228,19 @@ class IncomingRule(StepwiseRule):
 
     def state_dict(self) -> dict[str, Any]:
         """What the refreshes made: tensors, numbers and strings in nested dicts."""
-        return super().state_dict() | ({"share": self._share.state()} if self._split else {})
+        share = {"share": self._share.state()} if self._split else {}
+        return super().state_dict() | share | ({"length": "kept"} if self._keep else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` of the same rule on a model of the same shape gave."""
         super().load_state_dict(state)
+        if self._keep and self._treatments and "length" not in state:
+            warnings.warn(
+                f"{type(self).__name__}: this state was saved by a version that shrank gradients "
+                "where this one keeps their length; from here on it learns differently from that "
+                "version. Give omega_0 for a rule that does not change.",
+                stacklevel=2,
+            )
         self._watched = []
         self._share = Share.from_state(state.get("share", {}))
 

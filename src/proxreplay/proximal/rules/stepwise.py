@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from proxreplay.batch import Batch
-from proxreplay.errors import RefreshError
+from proxreplay.errors import InputError, RefreshError
 from proxreplay.options import MAX_DIM, StepOptions
 from proxreplay.proximal.layers.capture import as_written, full_precision
 from proxreplay.proximal.layers.incoming import IncomingWatch, WatchPlan
@@ -175,6 +175,7 @@ class StepwiseRule(GramRule):
 
     def step_(self, only: Collection[int] | None = None) -> None:
         """`precondition_` for a step that will be made, after taking in what was seen of it."""
+        self._check_closed()
         if self._sums is not None:
             self._take_in(self._sums)
         self._without = self._multiply_rows_(only)
@@ -182,6 +183,13 @@ class StepwiseRule(GramRule):
             super().step_(only)
         finally:
             self._without = frozenset()
+
+    def _check_closed(self) -> None:
+        if self._open:
+            raise InputError(
+                f"{type(self).__name__}: the optimizer steps inside of watched(...), before what "
+                "was seen there is known; end the block after backward(), then step."
+            )
 
     def _planned(self) -> tuple[WatchPlan, ScaleWitness]:
         """What to watch in steps, found out once per refresh."""
