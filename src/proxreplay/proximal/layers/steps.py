@@ -36,7 +36,7 @@ from proxreplay.proximal.layers.verify import Verifier
 
 
 @dataclass(frozen=True)
-class Part:
+class Origin:
     """Examples of a step that count alike: the incoming ones, or those that are replayed.
 
     Args:
@@ -50,8 +50,8 @@ class Part:
     weight: float = 1.0
 
 
-EVERYTHING = (Part("all", float("inf")),)
-_Span = tuple[Part, int, int]  # of examples of one forward pass, in this process
+EVERYTHING = (Origin("all", float("inf")),)
+_Span = tuple[Origin, int, int]  # of examples of one forward pass, in this process
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class StepCall:
 
     site: Site
     member: Member
-    parts: tuple[Part, ...]
+    parts: tuple[Origin, ...]
     rows: Rows | None
     gradients: tuple[Tensor, ...] | None
 
@@ -128,7 +128,7 @@ class StepWatch:
     verifier: Verifier | None = None
 
     def __post_init__(self) -> None:
-        self.parts: Sequence[Part] = EVERYTHING
+        self.parts: Sequence[Origin] = EVERYTHING
         self.examples: defaultdict[str, int] = defaultdict(int)  # of the step, by part
         self.own: defaultdict[str, int] = defaultdict(int)  # the same, of this process
         self.scale = 1  # of the gradients, beside that of the loss
@@ -264,7 +264,7 @@ class StepWatch:
         seen = torch.is_grad_enabled() and self.model.training
         return seen and not self.paused and self.active()
 
-    def split(self, forward: _Forward) -> Iterator[tuple[Part, int, int]]:
+    def split(self, forward: _Forward) -> Iterator[tuple[Origin, int, int]]:
         """The parts of a forward pass that count, with their examples in it, of all processes."""
         start = forward.first
         for part in self.parts:

@@ -17,9 +17,6 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from proxreplay.errors import InputError
 
-Progress = Callable[[int], float]
-"""From the number of steps observed so far to how much is done, in [0, 1]."""
-
 Alpha = Callable[[nn.Module, Tensor, int], Tensor]
 """From a layer, its rows ``R: [groups, rows, d]`` without the ones of biases, and the number of
 steps observed so far, to the alpha of every row, ``[groups, rows]``."""
@@ -113,7 +110,7 @@ class DecayingAlpha:
     """
 
     base: float
-    progress: Progress
+    progress: Callable[[int], float]
 
     def __post_init__(self) -> None:
         if not 0 < self.base <= 1:
@@ -137,7 +134,7 @@ class AdaptiveAlpha:
         base: of convolutions.
     """
 
-    progress: Progress | None = None
+    progress: Callable[[int], float] | None = None
     base: float = 1e-5
 
     def __post_init__(self) -> None:

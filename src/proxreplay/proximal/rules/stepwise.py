@@ -17,7 +17,7 @@ from proxreplay.proximal.layers.capture import as_written, full_precision
 from proxreplay.proximal.layers.incoming import IncomingWatch, WatchPlan
 from proxreplay.proximal.layers.selection import Selector
 from proxreplay.proximal.layers.sites import Site, unwrap
-from proxreplay.proximal.layers.steps import EVERYTHING, Part, StepWatch
+from proxreplay.proximal.layers.steps import EVERYTHING, Origin, StepWatch
 from proxreplay.proximal.rules.byrows import calls_of, multiply_rows_, plan_rows
 from proxreplay.proximal.rules.gradients import gradients_of
 from proxreplay.proximal.rules.grams import GramRule
@@ -272,7 +272,7 @@ class StepwiseRule(GramRule):
             "inside of `with rule.watched():`."
         )
 
-    def _new_watch(self, parts: Sequence[Part]) -> StepWatch:
+    def _new_watch(self, parts: Sequence[Origin]) -> StepWatch:
         sums = self._sums
         assert sums is not None
         watch = StepWatch(
@@ -290,19 +290,19 @@ class StepwiseRule(GramRule):
         watch.parts = parts
         return watch
 
-    def _parts(self, incoming: Batch | None, replay: Batch | None) -> Sequence[Part]:
+    def _parts(self, incoming: Batch | None, replay: Batch | None) -> Sequence[Origin]:
         """The examples of a step that count alike, in the order in which they pass."""
         assert self._sums is not None
         own = self._sums.options
         if incoming is None:
             return EVERYTHING
-        first = Part("incoming", len(incoming), own.incoming)
+        first = Origin("incoming", len(incoming), own.incoming)
         weight = 1.0
         if own.balance:
             present = set(incoming.labels.tolist())
             self._classes |= present
             weight = max(1.0, len(self._classes) / len(present))
-        return (first, Part("replay", float("inf"), weight)) if replay is not None else (first,)
+        return (first, Origin("replay", float("inf"), weight)) if replay is not None else (first,)
 
     def _take_in(self, sums: StepSums) -> None:
         """The end of a step: its sums join the window, and a full window makes new factors."""

@@ -1,6 +1,6 @@
 """Statistics from training steps: sums over a window of steps, which then enter a moving average.
 
-A step's examples may come in parts ``p`` that count differently (`Part`): with weights ``w_p``,
+A step's examples may come in parts ``p`` that count differently (`Origin`): with weights ``w_p``,
 ``n_p`` examples, rows ``z`` and gradients ``g`` at the outputs, ``N`` examples in the step and
 ``T`` rows per example,
 
@@ -26,7 +26,7 @@ from proxreplay.options import StepOptions
 from proxreplay.proximal.layers.capture import Call
 from proxreplay.proximal.layers.outputs import gradient_gram
 from proxreplay.proximal.layers.sites import Site
-from proxreplay.proximal.layers.steps import Part, StepCall
+from proxreplay.proximal.layers.steps import Origin, StepCall
 from proxreplay.proximal.statistics.collect import GramCollector
 from proxreplay.proximal.statistics.few import FewRows, alike
 from proxreplay.proximal.statistics.sketch import Sketch
@@ -124,7 +124,7 @@ class StepSums:
     def end_step(
         self,
         examples: Mapping[str, int],
-        parts: Sequence[Part],
+        parts: Sequence[Origin],
         scale: float = 1.0,
         own: Mapping[str, int] | None = None,
     ) -> None:
