@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from proxreplay.files import write_json
 from proxreplay.report.findings import headline, section_warnings, study_warnings, verdict
 from proxreplay.report.grouping import read_study
 from proxreplay.report.page import render
@@ -161,3 +162,25 @@ def test_untreated_layers_and_the_papers_ema_are_noted(tmp_path: Path) -> None:
     told = texts(tmp_path)
     assert "LPR leaves some layers as they are: gru (unknown type)." in told
     assert "those of the online network" in told
+
+
+def test_runs_of_one_seed_that_disagree_and_other_source_codes_are_named(tmp_path: Path) -> None:
+    for name, code in (("a", "1" * 64), ("b", "1" * 64)):
+        folder = write_run(tmp_path / name, "er", 0)
+        write_json(folder / "environment.json", {"code": code, "git_commit": name})
+    assert "disagree" not in texts(tmp_path)  # the same run twice
+    assert "source codes" not in texts(tmp_path)
+    assert "Few seeds (ER: 1)" in texts(tmp_path)
+    result = json.loads((tmp_path / "b" / "result.json").read_text())
+    del result["sha256"]
+    write_json(tmp_path / "b" / "result.json", {**result, "acc": 0.1})
+    write_json(tmp_path / "b" / "environment.json", {"code": "2" * 64})
+    assert "serious: Several runs of one seed disagree (ER, seed 0)" in texts(tmp_path)
+    assert "serious: The runs were made with 2 different source codes" in texts(tmp_path)
+
+
+def test_a_run_that_other_code_went_on_with_is_of_two(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", "er", 0)
+    then = {"code": "2" * 64, "git_commit": None}
+    write_json(folder / "environment.json", {"code": "1" * 64, "continued": [then]})
+    assert "made with 2 different source codes" in texts(tmp_path)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from proxreplay.evaluation import PairedDifference
 from proxreplay.experiments.results import StoredRun
@@ -140,15 +140,51 @@ def section_warnings(section: Section) -> list[Caution]:
     """What limits the numbers of one section."""
     before = (_few_seeds(section), _uneven_seeds(section))
     after = (_memory_not_full(section), _untreated(section), *_paper_notes(section))
+    wrong = (_seeds_twice(section), _several_codes(section))
     return [
+        *(Caution("serious", text) for text in wrong if text),
         *(Caution("note", text) for text in before if text),
         *_coarse_evaluation(section),
         *(Caution("note", text) for text in after if text),
     ]
 
 
+def _seeds_twice(section: Section) -> str | None:
+    """Runs of one seed that disagree; those that are the same are one run."""
+    found = []
+    for group in section.groups:
+        results: dict[int, set[Any]] = {}
+        for run in group.complete:
+            if run.config is not None:
+                results.setdefault(run.config.seed, set()).add(tuple(run.measures.items()))
+        found += [
+            f"{group.label}, seed {seed}" for seed, all_of in results.items() if len(all_of) > 1
+        ]
+    if not found:
+        return None
+    return (
+        f"Several runs of one seed disagree ({_some(found, 4)}). The tables count one of each, the "
+        "last by the name of its folder: leave the others out."
+    )
+
+
+def _several_codes(section: Section) -> str | None:
+    """Runs of different source codes, each of which may change numbers."""
+    found: set[str] = set()
+    for run in section.runs:
+        for made in (run.environment, *run.environment.get("continued", [])):
+            if code := made.get("code") or made.get("git_commit"):
+                found.add(str(code))
+    if len(found) < 2:
+        return None
+    return (
+        f"The runs were made with {len(found)} different source codes of proxreplay (see 'Made "
+        "with'); differences between them may be that."
+    )
+
+
 def _few_seeds(section: Section) -> str | None:
-    done = {group.label: len(group.complete) for group in section.groups}
+    done = {group.label: len(group.values("acc")) for group in section.groups}
     few = [f"{label}: {seeds}" for label, seeds in done.items() if 0 < seeds < FEW_SEEDS]
     if not few:
         return None
