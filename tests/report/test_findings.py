@@ -184,3 +184,10 @@ def test_a_run_that_other_code_went_on_with_is_of_two(tmp_path: Path) -> None:
     then = {"code": "2" * 64, "git_commit": None}
     write_json(folder / "environment.json", {"code": "1" * 64, "continued": [then]})
     assert "made with 2 different source codes" in texts(tmp_path)
+
+
+@pytest.mark.parametrize("continued", ["abc", 3, [1, "x", None], {"code": "y"}])
+def test_a_continuation_that_is_none_is_passed_over(tmp_path: Path, continued: object) -> None:
+    folder = write_run(tmp_path / "a", "er", 0)
+    write_json(folder / "environment.json", {"code": "1" * 64, "continued": continued})
+    assert "source codes" not in texts(tmp_path)

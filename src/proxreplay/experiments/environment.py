@@ -16,7 +16,7 @@ import torch
 
 import proxreplay
 from proxreplay.errors import DataError, StorageError
-from proxreplay.experiments.results import read_json
+from proxreplay.experiments.results import made_with, read_json
 from proxreplay.files import write_json
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def keep_environment(path: Path, data_checksum: Callable[[], str]) -> None:
         write_json(path, describe_environment(data_checksum()))
         return
     code, commit = code_digest(), git_commit()
-    later = [*known.get("continued", [])]
+    _, *later = made_with(known)
     last = later[-1] if later else known
     same = last["code"] == code if "code" in last else last.get("git_commit") == commit
     if not same:

@@ -318,6 +318,13 @@ def find_runs(folders: Iterable[Path]) -> list[StoredRun]:
     return [read_run(folder) for folder in sorted(found)]
 
 
+def made_with(environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What a run was begun with, then every other source code that went on with it."""
+    later = environment.get("continued")
+    found = later if isinstance(later, list) else []  # the file may be anybody's
+    return [environment, *(one for one in found if isinstance(one, Mapping))]
+
+
 def records_digest(folder: Path) -> str | None:
     """SHA-256 of ``records.jsonl``; None if there is none."""
     path = folder / "records.jsonl"

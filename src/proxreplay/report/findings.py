@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from proxreplay.evaluation import PairedDifference
-from proxreplay.experiments.results import StoredRun
+from proxreplay.experiments.results import StoredRun, made_with
 from proxreplay.report.grouping import Group, Section, Study
 from proxreplay.report.tables import FEW_SEEDS, Comparison, comparisons, paper_row_of
 
@@ -172,7 +172,7 @@ def _several_codes(section: Section) -> str | None:
     """Runs of different source codes, each of which may change numbers."""
     found: set[str] = set()
     for run in section.runs:
-        for made in (run.environment, *run.environment.get("continued", [])):
+        for made in made_with(run.environment):
             if code := made.get("code") or made.get("git_commit"):
                 found.add(str(code))
     if len(found) < 2:
