@@ -222,7 +222,7 @@ def test_sparse_gradients_are_refused_by_name():
     ("options", "message"),
     [
         ({"samples": 0}, "samples=0"),
-        ({"batchnorm": "train"}, "batchnorm='train'"),
+        ({"batchnorm": "train"}, "batchnorm=train"),
         ({"eps": -1.0}, "eps=-1.0"),
         ({"eps": float("nan")}, "eps=nan"),
     ],

@@ -338,7 +338,7 @@ def test_a_layer_that_has_changed_asks_for_a_new_rule():
         ({"energy": float("nan")}, "energy=nan"),
         ({"energy_growth": -0.1, "accumulate": True}, "energy_growth=-0.1"),
         ({"energy_growth": 0.003}, "without accumulate=True"),
-        ({"norms": "drop"}, "norms='drop'"),
+        ({"norms": "drop"}, "norms=drop"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"include": ["haed"]}, "did you mean 'head'"),
     ],

@@ -331,7 +331,7 @@ def test_half_precision_models_keep_float32_roots():
     [
         ({"alpha": 0.0}, "alpha=0.0"),
         ({"alpha": float("nan")}, "alpha=nan"),
-        ({"norms": "freeze"}, "norms='freeze'"),
+        ({"norms": "freeze"}, "norms=freeze"),
         ({"overrides": {"nowhere": 0.1}}, "no module 'nowhere'"),
         ({"overrides": {"linear1": -1.0}}, "alpha=-1.0"),
         ({"max_dim": 0}, "max_dim=0"),

@@ -10,7 +10,7 @@ after which ``g.r >= 0``: to first order, the loss on the memory does not grow.
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from proxreplay.batch import Batch, Inputs
 from proxreplay.distributed import mean_, shared_calls
 from proxreplay.errors import InputError, RefreshError
+from proxreplay.options import at_least, count, one_of
 from proxreplay.proximal.layers.calling import logits_of, logits_without_trace
 from proxreplay.proximal.layers.sites import check_materialised, unwrap
-from proxreplay.proximal.rules.base import GradientRule, check_counts
+from proxreplay.proximal.rules.base import GradientRule
 
 BatchNorms = Literal["batch", "update", "running"]
 
@@ -58,12 +59,9 @@ class AGEM(GradientRule):
         eps: float = 0.0,
         loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
     ) -> None:
-        if samples is not None:
-            check_counts("AGEM", samples=samples)
-        if batchnorm not in ("batch", "update", "running"):
-            raise InputError(f"AGEM: batchnorm={batchnorm!r}; give 'batch', 'update' or 'running'.")
-        if not 0 <= eps < float("inf"):
-            raise InputError(f"AGEM: eps={eps}; give a finite number of at least 0.")
+        count(1, **{"AGEM: samples": samples})
+        one_of(get_args(BatchNorms), **{"AGEM: batchnorm": batchnorm})
+        at_least(0, **{"AGEM: eps": eps})
         check_materialised(model, "AGEM")
         self.model = model
         self.reference_samples = samples

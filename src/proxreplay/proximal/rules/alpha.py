@@ -9,13 +9,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import isfinite
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from proxreplay.errors import InputError
+from proxreplay.options import Count, Fraction, Options, Positive
 
 Alpha = Callable[[nn.Module, Tensor, int], Tensor]
 """From a layer, its rows ``R: [groups, rows, d]`` without the ones of biases, and the number of
@@ -25,7 +25,7 @@ FLOOR = 1e-8  # rows of nothing but zeros would have an adaptive alpha of 0
 
 
 @dataclass(frozen=True)
-class StreamProgress:
+class StreamProgress(Options, prefix="StreamProgress: "):
     """How much of the whole stream is done.
 
     Args:
@@ -35,11 +35,7 @@ class StreamProgress:
     0.25
     """
 
-    steps: int
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise InputError(f"StreamProgress: steps={self.steps}; give at least 1.")
+    steps: Count
 
     def __call__(self, observed: int) -> float:
         """In [0, 1]; 1 for streams that go on for longer."""
@@ -79,20 +75,14 @@ class TaskProgress:
 
 
 @dataclass(frozen=True)
-class ConstantAlpha:
+class ConstantAlpha(Options, prefix="ConstantAlpha: "):
     """The same for every row; very low as the LPR paper describes AOP.
 
     Args:
         value: greater than 0.
     """
 
-    value: float = 1e-3
-
-    def __post_init__(self) -> None:
-        if not (isfinite(self.value) and self.value > 0):
-            raise InputError(
-                f"ConstantAlpha: value={self.value}; give a finite number greater than 0."
-            )
+    value: Positive = 1e-3
 
     def __call__(self, layer: nn.Module, R: Tensor, observed: int) -> Tensor:
         """``value``."""
@@ -100,7 +90,7 @@ class ConstantAlpha:
 
 
 @dataclass(frozen=True)
-class DecayingAlpha:
+class DecayingAlpha(Options, prefix="DecayingAlpha: "):
     """``base ** lambda`` with lambda the progress: OWM's schedule, 1 at first, ``base`` at last.
 
     Args:
@@ -109,12 +99,8 @@ class DecayingAlpha:
         progress: `TaskProgress`, `StreamProgress` or a function of your own.
     """
 
-    base: float
+    base: Fraction
     progress: Callable[[int], float]
-
-    def __post_init__(self) -> None:
-        if not 0 < self.base <= 1:
-            raise InputError(f"DecayingAlpha: base={self.base}; give a number in (0, 1].")
 
     def __call__(self, layer: nn.Module, R: Tensor, observed: int) -> Tensor:
         """``base ** lambda``."""
@@ -122,7 +108,7 @@ class DecayingAlpha:
 
 
 @dataclass(frozen=True)
-class AdaptiveAlpha:
+class AdaptiveAlpha(Options, prefix="AdaptiveAlpha: "):
     """``(mean(r'r)^2 + Var(r)) ** lambda``: AOP's schedule; ``base ** lambda`` for convolutions.
 
     The mean is over all entries of the outer product, which is ``mean(r)^2``; the variance is the
@@ -135,11 +121,7 @@ class AdaptiveAlpha:
     """
 
     progress: Callable[[int], float] | None = None
-    base: float = 1e-5
-
-    def __post_init__(self) -> None:
-        if not 0 < self.base <= 1:
-            raise InputError(f"AdaptiveAlpha: base={self.base}; give a number in (0, 1].")
+    base: Fraction = 1e-5
 
     def __call__(self, layer: nn.Module, R: Tensor, observed: int) -> Tensor:
         """One for every row."""

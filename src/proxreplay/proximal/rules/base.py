@@ -216,12 +216,5 @@ def seen_by(
     return nullcontext() if rule is None else rule.watched(incoming, replay)
 
 
-def check_counts(rule: str, **counts: int) -> None:
-    """Refuse counts below 1."""
-    for name, value in counts.items():
-        if value < 1:
-            raise InputError(f"{rule}: {name}={value}; give at least 1.")
-
-
 def _parameters_of(optimizer: Optimizer) -> set[int]:
     return {id(p) for group in optimizer.param_groups for p in group["params"]}

@@ -8,20 +8,19 @@ All is had from the Gram matrix: its eigenvalues are the squared singular values
 representation matrix ``Z'``, its eigenvectors the left singular vectors.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from proxreplay.errors import InputError, RefreshError
-from proxreplay.options import MAX_DIM, ProjectionOptions
-from proxreplay.proximal.layers.batches import Mask
+from proxreplay.options import MAX_DIM, ProjectionOptions, at_least, below, fraction, one_of
 from proxreplay.proximal.layers.selection import Selector
-from proxreplay.proximal.layers.sites import Site, unwrap
+from proxreplay.proximal.layers.sites import Site, Survey, unwrap
 from proxreplay.proximal.rules.grams import GramRule
 from proxreplay.proximal.rules.layerwise import Treatment
-from proxreplay.proximal.rules.norms import Norms, check_norms, is_norm, plain_norm, tied_weight
+from proxreplay.proximal.rules.norms import Norms, is_norm, plain_norm, tied_weight
 from proxreplay.proximal.shrinkage.forms import DenseShrinkage, SpectralShrinkage
 from proxreplay.proximal.shrinkage.spectral import Pace
 from proxreplay.proximal.statistics.sketch import Sketch
@@ -150,16 +149,14 @@ class GPM(GramRule):
         max_dim: int = MAX_DIM,
     ) -> None:
         rule = type(self).__name__
-        if not 0 < energy <= 1:
-            raise InputError(f"{rule}: energy={energy}; give a number in (0, 1].")
-        if not 0 <= energy_growth < 1:
-            raise InputError(f"{rule}: energy_growth={energy_growth}; give a number in [0, 1).")
+        fraction(**{f"{rule}: energy": energy})
+        below(1, **{f"{rule}: energy_growth": energy_growth})
+        one_of(get_args(Norms), **{f"{rule}: norms": norms})
         if energy_growth and not accumulate:
             raise InputError(
                 f"{rule}: energy_growth={energy_growth} without accumulate=True; bases that are "
                 "made anew do not grow."
             )
-        check_norms(rule, norms, ("plain", "freeze", "treat"))
         self.energy = energy
         self.energy_growth = energy_growth
         self.accumulate = accumulate
@@ -182,31 +179,18 @@ class GPM(GramRule):
             if isinstance(one.factor, SpectralShrinkage)
         }
 
-    def refresh(
+    def _rebuild(
         self,
-        examples: Any,
-        of: int | None = None,
-        *,
-        inputs: Callable[[Any], Any] | None = None,
-        mask: Mask = None,
-        batch_dim: int = 0,
+        survey: Survey,
+        statistics: dict[str, Statistic | Sketch],
+        left_out: Mapping[str, str],
+        of: int | None,
     ) -> None:
-        """Find the directions that examples use: anew, or beside those there are.
-
-        The model is left without a trace. If anything goes wrong, the previous directions stay.
-
-        Args:
-            examples: as for `GramRule.refresh`, as are the others.
-            of: not looked at.
-            inputs: from a batch to what the model is called with.
-            mask: which places are data.
-            batch_dim: the dimension of the examples.
-        """
+        """Anew; where bases accumulate, what the new examples never reach keeps its directions."""
         before = self._treatments if self.accumulate else {}
-        super().refresh(examples, inputs=inputs, mask=mask, batch_dim=batch_dim)
-        # What the new examples never reach keeps its directions.
-        kept = {n: one for n, one in before.items() if n in self._survey().sites}
-        untreated = {n: reason for n, reason in self._untreated.items() if n not in kept}
+        super()._rebuild(survey, statistics, left_out, of)
+        kept = {name: one for name, one in before.items() if name in survey.sites}
+        untreated = {name: why for name, why in self._untreated.items() if name not in kept}
         self._put_in_force(kept | self._treatments, untreated)
 
     def treat(self, site: Site, statistic: Statistic | Sketch) -> Treatment | str:
@@ -259,14 +243,7 @@ class SGP(GPM):
         model: any module, also compiled or wrapped for data parallelism.
         energy: the share of the layer inputs' squared norm that the directions hold.
         scale: the method's ``a``: 0 closes in proportion to the singular values, infinity is GPM.
-        energy_growth: as for `GPM`, as are the others.
-        accumulate: importances add up, and stay at most 1.
-        norms: "plain", "freeze" or "treat".
-        batch_size: examples a forward pass when `refresh` is given one tensor; None for 20 to 200,
-            depending on their size.
-        include: names (a module and everything in it) or types to treat; None for all.
-        exclude: names or types to leave alone.
-        max_dim: linear maps with more columns are left alone and named in `untreated`.
+        options: those of `GPM`. With ``accumulate``, importances add up and stay at most 1.
     """
 
     def __init__(
@@ -275,28 +252,11 @@ class SGP(GPM):
         energy: float = ProjectionOptions.energy,
         *,
         scale: float = ProjectionOptions.scale,
-        energy_growth: float = 0.0,
-        accumulate: bool = False,
-        norms: Norms = "plain",
-        batch_size: int | None = None,
-        include: Collection[Selector] | None = None,
-        exclude: Collection[Selector] = (),
-        max_dim: int = MAX_DIM,
+        **options: Any,
     ) -> None:
-        if not 0 <= scale < float("inf"):
-            raise InputError(f"SGP: scale={scale}; give a finite number of at least 0.")
+        at_least(0, **{"SGP: scale": scale})
         self.scale = scale
-        super().__init__(
-            model,
-            energy,
-            energy_growth=energy_growth,
-            accumulate=accumulate,
-            norms=norms,
-            batch_size=batch_size,
-            include=include,
-            exclude=exclude,
-            max_dim=max_dim,
-        )
+        super().__init__(model, energy, **options)
 
     def _closed(self, f: Tensor, s: Tensor) -> Tensor:
         """What was closed before plus the importance of each direction, at most 1."""

@@ -9,12 +9,11 @@ from torch import nn
 
 from proxreplay.distributed import ALONE
 from proxreplay.errors import InputError
-from proxreplay.options import MAX_DIM
+from proxreplay.options import MAX_DIM, count
 from proxreplay.proximal.layers.batches import Mask, as_batches, own_share, with_mask
 from proxreplay.proximal.layers.capture import NOTHING
 from proxreplay.proximal.layers.selection import Selector
 from proxreplay.proximal.layers.sites import Site, Survey, unwrap
-from proxreplay.proximal.rules.base import check_counts
 from proxreplay.proximal.rules.cost import Cost, cost_of
 from proxreplay.proximal.rules.layerwise import LayerwiseRule, Reason, Treatment
 from proxreplay.proximal.rules.sharing import cost_of_inverse, owners, shared_out
@@ -57,7 +56,7 @@ class GramRule(LayerwiseRule):
         decay: float = 0.0,
         leave: Sequence[Reason] = (),
     ) -> None:
-        check_counts(type(self).__name__, batch_size=1 if batch_size is None else batch_size)
+        count(1, **{f"{type(self).__name__}: batch_size": batch_size})
         super().__init__(model, include=include, exclude=exclude, max_dim=max_dim, leave=leave)
         self.batch_size = batch_size
         self._source = Source(max_dim) if source is None else source
@@ -99,8 +98,7 @@ class GramRule(LayerwiseRule):
                 ``decoder_attention_mask``) of a dict, False for no mask.
             batch_dim: the dimension of the examples, for models that want another one first.
         """
-        if of is not None and of < 1:
-            raise InputError(f"{type(self).__name__}.refresh: of={of}; give at least 1.")
+        count(1, **{f"{type(self).__name__}.refresh: of": of})
         survey = self._survey()
         model, processes = unwrap(self.model), self.processes
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from proxreplay.errors import InputError
-from proxreplay.options import MAX_DIM
+from proxreplay.options import MAX_DIM, count
 from proxreplay.proximal.layers.capture import full_precision
 from proxreplay.proximal.layers.selection import Selector, check_selectors
 from proxreplay.proximal.layers.sites import (
@@ -20,7 +20,7 @@ from proxreplay.proximal.layers.sites import (
     unwrap,
 )
 from proxreplay.proximal.layers.verify import Verifier
-from proxreplay.proximal.rules.base import GradientRule, check_counts
+from proxreplay.proximal.rules.base import GradientRule
 from proxreplay.proximal.rules.gradients import (
     Product,
     SiteGradients,
@@ -150,7 +150,7 @@ class LayerwiseRule(GradientRule):
         leave: Sequence[Reason] = (),
     ) -> None:
         rule = type(self).__name__
-        check_counts(rule, max_dim=max_dim)
+        count(1, **{f"{rule}: max_dim": max_dim})
         self.model = model
         self.include = include
         self.exclude = exclude

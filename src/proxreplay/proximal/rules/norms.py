@@ -8,18 +8,11 @@ from typing import Literal
 
 from torch import nn
 
-from proxreplay.errors import InputError
 from proxreplay.proximal.layers.sites import Site
 
 Norms = Literal["plain", "treat", "freeze"]
 
 PLAIN = "only scales and shifts; follows the plain gradient. norms='treat' treats it."
-
-
-def check_norms(rule: str, norms: Norms, allowed: tuple[Norms, ...]) -> None:
-    """Refuse a word the rule does not know."""
-    if norms not in allowed:
-        raise InputError(f"{rule}: norms={norms!r}; give one of {', '.join(map(repr, allowed))}.")
 
 
 def is_norm(model: nn.Module, site: Site) -> bool:

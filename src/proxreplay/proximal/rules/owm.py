@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from proxreplay.batch import Batch
 from proxreplay.distributed import Processes
 from proxreplay.errors import InputError, RefreshError
-from proxreplay.options import MAX_DIM
+from proxreplay.options import MAX_DIM, one_of
 from proxreplay.proximal.gram.patches import PatchRows
 from proxreplay.proximal.gram.rows import Rows
 from proxreplay.proximal.layers.batches import count_samples, own_share
@@ -32,7 +32,7 @@ from proxreplay.proximal.layers.selection import Selector, check_selectors, over
 from proxreplay.proximal.layers.sites import Site, Survey, unwrap
 from proxreplay.proximal.rules.alpha import AdaptiveAlpha, Alpha, ConstantAlpha
 from proxreplay.proximal.rules.layerwise import LayerwiseRule, Treatment
-from proxreplay.proximal.rules.norms import Norms, check_norms, plain_norm, tied_weight
+from proxreplay.proximal.rules.norms import Norms, plain_norm, tied_weight
 from proxreplay.proximal.shrinkage.forms import RootShrinkage
 
 Means = tuple[Tensor, Tensor]
@@ -81,7 +81,7 @@ class OWM(LayerwiseRule):
         max_dim: int = MAX_DIM,
     ) -> None:
         rule = type(self).__name__
-        check_norms(rule, norms, ("plain", "treat"))
+        one_of(("plain", "treat"), **{f"{rule}: norms": norms})
         self.norms = norms
         self.alpha: Alpha = self.default_alpha if alpha is None else _as_alpha(alpha)
         self.overrides = {key: _as_alpha(value) for key, value in (overrides or {}).items()}
@@ -89,10 +89,6 @@ class OWM(LayerwiseRule):
         check_selectors(unwrap(model), self.overrides, f"{rule}(overrides=...)")
         leave = [tied_weight, *([plain_norm] if norms == "plain" else [])]
         super().__init__(model, include=include, exclude=exclude, max_dim=max_dim, leave=leave)
-
-    def idle(self) -> str | None:
-        """Whether no batch was observed."""
-        return None if self._observed else "call observe(batch) first."
 
     def refresh(self, examples: Any, of: int | None = None) -> None:
         """Nothing: what it knows came with the stream, by `observe`."""

@@ -7,19 +7,17 @@ that is made from ``I + omega Z'Z`` can take either kind:
     RelativeStrength(level)     omega = level r / trace(Z'Z)          no unit, for any layer
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from proxreplay.errors import InputError
-from proxreplay.options import LPROptions
+from proxreplay.options import Amount, LPROptions, Options
 from proxreplay.proximal.layers.selection import Selector
 from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
 
 
 @dataclass(frozen=True)
-class Strength:
+class Strength(Options, prefix="LPR: "):
     """The paper's two numbers.
 
     Args:
@@ -27,35 +25,26 @@ class Strength:
         beta: how much layers with many positions are spared.
     """
 
-    omega_0: float = 1.0
-    beta: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check(omega_0=self.omega_0, beta=self.beta)
+    omega_0: Amount = 1.0
+    beta: Amount = 1.0
 
     @property
     def off(self) -> bool:
         """Whether it leaves every gradient as it is."""
         return self.omega_0 == 0
 
-    def omega(self, samples: int, positions: float) -> float:
-        """``omega_0 / (n n_eff^beta)``."""
-        return float(self.omega_0 / (samples * positions**self.beta))
-
-    def of(self, statistic: Statistic | Sketch, positions: float | None = None) -> float:
-        """``omega`` for the rows of one layer.
+    def of(self, statistic: Statistic | Sketch, positions: float) -> float:
+        """``omega_0 / (n n_eff^beta)`` for the rows of one layer.
 
         Args:
             statistic: of the rows.
-            positions: ``n_eff``, where it is not that of the statistic.
+            positions: ``n_eff``.
         """
-        return self.omega(
-            statistic.samples, statistic.positions if positions is None else positions
-        )
+        return float(self.omega_0 / (statistic.samples * positions**self.beta))
 
 
 @dataclass(frozen=True)
-class RelativeStrength:
+class RelativeStrength(Options, prefix="LPR: "):
     """A strength in units of the layer's own rows: the mean of ``omega sigma`` is ``level``.
 
     ``sigma`` are the eigenvalues of ``Z'Z``, of which ``r = min(D, rows)`` may be more than 0, and
@@ -66,10 +55,7 @@ class RelativeStrength:
         level: strength; 0 leaves every gradient as it is.
     """
 
-    level: float = LPROptions.level
-
-    def __post_init__(self) -> None:
-        _check(level=self.level)
+    level: Amount = LPROptions.level
 
     @property
     def off(self) -> bool:
@@ -95,9 +81,3 @@ VANISHING = 1e-30  # mean eigenvalue; below, float32 has too few bits left to in
 
 AnyStrength = Strength | RelativeStrength
 Overrides = Mapping[Selector, AnyStrength]
-
-
-def _check(**values: float) -> None:
-    for name, value in values.items():
-        if not (math.isfinite(value) and value >= 0):
-            raise InputError(f"LPR: {name}={value}; give a finite number of at least 0.")

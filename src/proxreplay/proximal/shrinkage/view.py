@@ -68,8 +68,11 @@ class ProximalUpdate:
 
     @classmethod
     def sgp(cls, basis: Tensor, importance: Tensor) -> Self:
-        """SGP: orthonormal ``basis: [k, d]``, closed by ``importance: [k]`` in [0, 1]."""
-        return cls(basis, omega_of(importance))
+        """SGP: orthonormal ``basis: [k, d]``, closed by ``f = importance: [k]`` in [0, 1].
+
+        The strength that closes the share ``f`` of a direction is ``f / (1 - f)``, infinity for 1.
+        """
+        return cls(basis, importance / (1 - importance))
 
     def shrinkage(self) -> Tensor:
         """``Lambda: [d, d]``, the limit of the inverse where strengths are infinite.
@@ -88,20 +91,3 @@ class ProximalUpdate:
     def precondition(self, G: Tensor) -> Tensor:
         """``G Lambda`` for a gradient ``[out, d]``."""
         return G @ self.shrinkage()
-
-    def objective(self, W: Tensor, W_j: Tensor, G: Tensor, lr: float) -> Tensor:
-        """What ``W_j - lr G Lambda`` minimises; infinite strengths leave it infinite off target."""
-        change = W - W_j
-        response = (change @ self.M.mT).square().sum(dim=0)
-        held = torch.where(response > 0, self.omega * response, 0).sum()
-        return (G * W).sum() + (change.square().sum() + held) / (2 * lr)
-
-
-def omega_of(importance: Tensor) -> Tensor:
-    """``f / (1 - f)``: the strength that closes the share ``f`` of a direction; infinity for 1."""
-    return importance / (1 - importance)
-
-
-def importance_of(omega: Tensor) -> Tensor:
-    """``omega / (1 + omega)``: the share of a direction that a strength closes; 1 for infinity."""
-    return torch.where(omega.isinf(), 1.0, omega / (1 + omega))
