@@ -1,11 +1,13 @@
 """Batch: the one thing that flows from the stream to the learner and into the memory.
 
 Inputs are a tensor, or a dict or tuple of tensors with one row per example each. What has to be
-done to inputs of any of these forms is done by `each`, `merged`, `named` and `unnamed`.
+done to inputs of any of these forms is done by `each`, `merged`, `named` and `unnamed`; to what
+models take and give, nested in whatever way, by `tensors_in` and `with_tensors`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -150,6 +152,26 @@ def merged(many: Sequence[Inputs], merge: Callable[[list[Tensor]], Tensor] = tor
             "batches the same."
         )
     return unnamed({name: merge([part[name] for part in parts]) for name in parts[0]})
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors in nested tuples, lists and dicts; packed sequences are tuples, too."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | tuple | list):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_in(one)
+
+
+def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Nested tuples, lists and dicts with every tensor changed; all else stays as it is."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {name: with_tensors(one, change) for name, one in value.items()}
+    if type(value) in (tuple, list):  # others, as packed sequences, are more than their parts
+        return type(value)(with_tensors(one, change) for one in value)
+    return value
 
 
 def part(inputs: Inputs, rows: slice) -> Inputs:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from proxreplay.batch import tensors_in, with_tensors
 from proxreplay.distributed.processes import Processes, start_of
 from proxreplay.errors import InputError
 
@@ -29,21 +30,13 @@ STAND_INS = 2  # rows that a process without a share runs, so that BatchNorm is 
 
 @dataclass(frozen=True)
 class CallShare:
-    """The rows of a call that this process runs: row ``i`` is row ``first + i step`` of all.
+    """The rows of a call that this process runs: row ``i`` is row ``first + i step`` of all."""
 
-    Args:
-        n: rows of all processes.
-        own: rows of this process.
-        first: number of its first row.
-        step: to the next one.
-        scale: what the gradients of its rows are multiplied with.
-    """
-
-    n: int
-    own: int
-    first: int = 0
-    step: int = 1
-    scale: int = 1
+    n: int  # rows of all processes
+    own: int  # rows of this process
+    first: int = 0  # number of its first row
+    step: int = 1  # to the next one
+    scale: int = 1  # what the gradients of its rows are multiplied with
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """Which of the own rows, from and to, are among the rows ``start`` to ``stop`` of all."""
@@ -194,7 +187,7 @@ def mean_(
 
 def rows_of(arguments: Any) -> int:
     """The number of rows in the first tensor among the arguments of a call."""
-    for value in _leaves(arguments):
+    for value in tensors_in(arguments):
         if value.ndim > 0:
             return len(value)
     raise InputError("a call with no tensor among its arguments cannot be shared by processes.")
@@ -202,24 +195,7 @@ def rows_of(arguments: Any) -> int:
 
 def taken(value: Any, n: int, rows: slice) -> Any:
     """Some rows of every tensor that has ``n`` of them; everything else as it is."""
-    if isinstance(value, Tensor):
-        return value[rows] if value.ndim > 0 and len(value) == n else value
-    if isinstance(value, Mapping):
-        return {name: taken(one, n, rows) for name, one in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(taken(one, n, rows) for one in value)
-    return value
-
-
-def _leaves(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _leaves(one)
-    elif isinstance(value, tuple | list):
-        for one in value:
-            yield from _leaves(one)
+    return with_tensors(value, lambda x: x[rows] if x.ndim > 0 and len(x) == n else x)
 
 
 def _check_empty(model: nn.Module, n: int, processes: Processes) -> None:

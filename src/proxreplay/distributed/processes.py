@@ -24,17 +24,11 @@ _Result = TypeVar("_Result")
 
 @dataclass
 class Traffic:
-    """What was said so far.
+    """What was said so far."""
 
-    Args:
-        seconds: spent in messages, waiting for the others included.
-        messages: how many.
-        payload: bytes that this process has handed to them; what the network carries is more.
-    """
-
-    seconds: float = 0.0
-    messages: int = 0
-    payload: int = 0
+    seconds: float = 0.0  # spent in messages, waiting for the others included
+    messages: int = 0  # how many
+    payload: int = 0  # bytes that this process has handed to them; what the network carries is more
 
 
 @dataclass(frozen=True, eq=False)

@@ -184,31 +184,22 @@ Curve = tuple[Array, Array]  # stream batches, and the values there
 
 @dataclass(frozen=True)
 class Measure:
-    """One measure: one number per run, a curve along the stream, or both.
+    """One measure: one number per run, a curve along the stream, or both."""
 
-    Args:
-        key: unique; names it in files, options and data.
-        label: for people, short enough for the head of a column.
-        about: one sentence for people.
-        number: from what a run recorded to one number; None if the run cannot have it.
-        curve: the same as a function of the stream batch.
-        better: which direction is better; None where neither is.
-        main: whether it belongs to the main table and to ``result.json``.
-        digits: decimals in tables.
-        scale: ``share`` lies between 0 and 1; an ``amount`` is not bounded.
-        x: the horizontal axis of its curve.
-    """
-
-    key: str
-    label: str
-    about: str
+    key: str  # unique; names it in files, options and data
+    label: str  # for people, short enough for the head of a column
+    about: str  # one sentence for people
+    # from what a run recorded to one number; None if the run cannot have it
     number: Callable[[Recorded], float | None] | None = None
+    # the same as a function of the stream batch
     curve: Callable[[Recorded], Curve | None] | None = None
+    # which direction is better; None where neither is
     better: Literal["higher", "lower"] | None = None
-    main: bool = False
-    digits: int = 4
+    main: bool = False  # whether it belongs to the main table and to result.json
+    digits: int = 4  # decimals in tables
+    # share lies between 0 and 1; an amount is not bounded
     scale: Literal["share", "amount"] = "share"
-    x: Literal["tasks", "minutes"] = "tasks"
+    x: Literal["tasks", "minutes"] = "tasks"  # the horizontal axis of its curve
 
 
 def _from(path: Trajectory | None, of: Callable[[Trajectory], Array]) -> Curve | None:

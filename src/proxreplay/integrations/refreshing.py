@@ -5,6 +5,7 @@ from a memory or a loader, and hand on its state. A callback only says when.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from proxreplay.batch import each, with_tensors
 from proxreplay.errors import InputError
 from proxreplay.options import CallbackOptions
 from proxreplay.proximal import LPR, GramRule
@@ -128,15 +130,16 @@ class Refreshing:
         assert self._model is not None
         source = self.source() if callable(self.source) else self.source
         device = next(self._model.parameters()).device
+        to_device = partial(Tensor.to, device=device)
         if isinstance(source, Memory):
             if len(source) == 0:
                 return None, None
             few = self.samples is not None and self.samples < len(source)
             drawn = source.inputs(self.samples if few else None, self._generator)
-            return moved(drawn, device), len(source)
+            return each(drawn, to_device), len(source)
         if isinstance(source, Tensor | np.ndarray | tuple | Mapping):
-            return moved(source, device), None
-        return (moved(batch, device) for batch in self._first(iter(source))), None
+            return with_tensors(source, to_device), None
+        return (with_tensors(batch, to_device) for batch in self._first(iter(source))), None
 
     def _first(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Batches until there are as many examples as wanted."""
@@ -149,14 +152,3 @@ class Refreshing:
             return not enough
 
         return takewhile(wanted, batches)
-
-
-def moved(batch: Any, device: torch.device) -> Any:
-    """A batch with all its tensors on a device."""
-    if isinstance(batch, Tensor):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {name: moved(value, device) for name, value in batch.items()}
-    if isinstance(batch, list):
-        return [moved(value, device) for value in batch]
-    return tuple(moved(value, device) for value in batch) if isinstance(batch, tuple) else batch

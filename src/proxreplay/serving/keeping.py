@@ -129,15 +129,10 @@ class Kept:
 
 @dataclass(frozen=True)
 class Plan:
-    """What has to go.
+    """What has to go."""
 
-    Args:
-        snapshots: sequences of snapshots.
-        bodies_through: data of events up to this sequence.
-    """
-
-    snapshots: tuple[int, ...]
-    bodies_through: int
+    snapshots: tuple[int, ...]  # sequences of snapshots
+    bodies_through: int  # data of events up to this sequence
 
 
 def plan(

@@ -17,22 +17,14 @@ from proxreplay.serving.log import EventLog, Row
 
 @dataclass(frozen=True)
 class Ticket:
-    """An event on disk.
+    """An event on disk."""
 
-    Args:
-        sequence: its place in history.
-        event: the event itself.
-        repeated: whether its idempotency key was known already; nothing was added then.
-        applied: what becomes of it.
-        nbytes: of its data.
-        since: when it was put on disk, by the clock that never goes back.
-    """
-
-    sequence: int
-    event: Event = field(repr=False)
-    repeated: bool = False
-    applied: "Future[Outcome]" = field(default_factory=Future, repr=False)
-    nbytes: int = 0
+    sequence: int  # its place in history
+    event: Event = field(repr=False)  # the event itself
+    repeated: bool = False  # whether its idempotency key was known already; nothing was added then
+    applied: "Future[Outcome]" = field(default_factory=Future, repr=False)  # what becomes of it
+    nbytes: int = 0  # of its data
+    # when it was put on disk, by the clock that never goes back
     since: float = field(default_factory=time.monotonic)
 
 

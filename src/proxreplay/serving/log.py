@@ -26,26 +26,16 @@ NAME = "events.sqlite3"
 
 @dataclass(frozen=True)
 class Row:
-    """An event on its way into the log, or what is known of one that is there.
+    """An event on its way into the log, or what is known of one that is there."""
 
-    Args:
-        sequence: its number, without gaps, from 1.
-        kind: of the event.
-        time: seconds since 1970; never smaller than that of the event before.
-        token: see `Event`.
-        request: digest of what was asked for, to know the same request again.
-        note: see `Event`.
-        body: see `Event.to_bytes`; None if it was dropped.
-        kept: number of the kept input that goes when the event comes; None for none.
-    """
-
-    sequence: int
-    kind: str
-    time: float
-    token: bytes | None
-    request: bytes | None
-    note: str | None
-    body: bytes | None
+    sequence: int  # its number, without gaps, from 1
+    kind: str  # of the event
+    time: float  # seconds since 1970; never smaller than that of the event before
+    token: bytes | None  # see `Event`
+    request: bytes | None  # digest of what was asked for, to know the same request again
+    note: str | None  # see `Event`
+    body: bytes | None  # see `Event.to_bytes`; None if it was dropped
+    # number of the kept input that goes when the event comes; None for none
     kept: int | None = None
 
     @property

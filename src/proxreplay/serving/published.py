@@ -17,36 +17,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says about some inputs.
+    """What the model says about some inputs."""
 
-    Args:
-        labels: the most probable one of every input.
-        probabilities: ``[n][classes]``.
-        classes: the label that each column stands for; None for a forgotten one.
-        version: sequence of the snapshot or rollback that the model comes from.
-        sequence: of the newest event that the model has learned.
-    """
-
-    labels: list[Any]
-    probabilities: list[list[float]]
-    classes: list[Any]
-    version: int
-    sequence: int
+    labels: list[Any]  # the most probable one of every input
+    probabilities: list[list[float]]  # [n][classes]
+    classes: list[Any]  # the label that each column stands for; None for a forgotten one
+    version: int  # sequence of the snapshot or rollback that the model comes from
+    sequence: int  # of the newest event that the model has learned
 
 
 @dataclass(frozen=True)
 class Published:
-    """A learner at one moment, to predict with.
+    """A learner at one moment, to predict with."""
 
-    Args:
-        predictor: its own copy of the model and of the average.
-        sequence: of the newest event in it.
-        version: of the snapshot or rollback behind it.
-    """
-
-    predictor: Predictor
-    sequence: int
-    version: int
+    predictor: Predictor  # its own copy of the model and of the average
+    sequence: int  # of the newest event in it
+    version: int  # of the snapshot or rollback behind it
 
     @classmethod
     def of(cls, learner: "Learner", sequence: int, version: int) -> "Published":

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from proxreplay.batch import tensors_in
 from proxreplay.proximal.gram.rows import DenseRows, Rows
 from proxreplay.proximal.layers.layout import Layout
 from proxreplay.proximal.layers.sites import Site
@@ -125,7 +126,7 @@ class Tracer(TorchFunctionMode):
         out = func(*args, **kwargs)
         if not self._paused and self._bare:
             with self.paused(), torch.no_grad():
-                given = [(x, self._places(x)) for x in _tensors((args, kwargs))]
+                given = [(x, self._places(x)) for x in tensors_in((args, kwargs))]
                 if any(places is not None for _, places in given):
                     self._look(_Use(func, args, kwargs, out, given))
         return out
@@ -140,7 +141,7 @@ class Tracer(TorchFunctionMode):
     def _look(self, use: "_Use") -> None:
         """Follow what was only moved; hand on the rows of what met data; name every other use."""
         name, first = use.name, use.given[0][1]
-        if not any(True for _ in _tensors((use.out,))) or name in SHAPES:
+        if not any(True for _ in tensors_in(use.out)) or name in SHAPES:
             return
         if name in CASTS | MOVES:
             if first is not None:  # else it only lent its shape or type
@@ -290,12 +291,3 @@ def _multiplied(at: Tensor, z: Tensor, shape: torch.Size, elements: int) -> Tens
 
 def _numbered(x: Tensor) -> Tensor:
     return torch.arange(x.numel(), device=x.device).view(x.shape)
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    """All tensors in nested tuples, lists and dicts."""
-    for value in values.values() if isinstance(values, Mapping) else values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, tuple | list | dict):
-            yield from _tensors(value)

@@ -21,6 +21,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
+from proxreplay.batch import tensors_in, with_tensors
 from proxreplay.distributed import CallShare, share_of_call
 from proxreplay.errors import InputError
 from proxreplay.proximal.gram.rows import Rows, span_of
@@ -37,17 +38,11 @@ from proxreplay.proximal.layers.verify import Verifier
 
 @dataclass(frozen=True)
 class Origin:
-    """Examples of a step that count alike: the incoming ones, or those that are replayed.
+    """Examples of a step that count alike: the incoming ones, or those that are replayed."""
 
-    Args:
-        name: of the part.
-        stop: the number of the first example of the step that comes after it.
-        weight: of its examples; those of weight 0 are not looked at.
-    """
-
-    name: str
-    stop: float
-    weight: float = 1.0
+    name: str  # of the part
+    stop: float  # the number of the first example of the step that comes after it
+    weight: float = 1.0  # of its examples; those of weight 0 are not looked at
 
 
 EVERYTHING = (Origin("all", float("inf")),)
@@ -56,22 +51,14 @@ _Span = tuple[Origin, int, int]  # of examples of one forward pass, in this proc
 
 @dataclass(frozen=True)
 class StepCall:
-    """One call of one linear map in a step, or the part of it that counts alike.
+    """One call of one linear map in a step, or the part of it that counts alike."""
 
-    Args:
-        site: whose statistic it belongs to.
-        member: which of the site's maps was called.
-        parts: which examples; several only with rows that are weighed.
-        rows: ``Z: [groups, rows, d]``; None if they were handed on before, with an earlier
-            gradient.
-        gradients: ``[groups, rows, out]`` at the output, for every part; None where nobody knows
-            its layout.
-    """
-
-    site: Site
-    member: Member
-    parts: tuple[Origin, ...]
+    site: Site  # whose statistic it belongs to
+    member: Member  # which of the site's maps was called
+    parts: tuple[Origin, ...]  # which examples; several only with rows that are weighed
+    # Z: [groups, rows, d]; None if they were handed on before, with an earlier gradient
     rows: Rows | None
+    # [groups, rows, out] at the output, for every part; None where nobody knows its layout
     gradients: tuple[Tensor, ...] | None
 
 
@@ -215,15 +202,15 @@ class StepWatch:
     def _called(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self._watching():
             return
-        outputs = [one for one in _tensors(output) if one.requires_grad]
+        outputs = [one for one in tensors_in(output) if one.requires_grad]
         if not outputs:
             return
         forward = self._forward
         if forward is None or forward.over():  # some call parts of a model only
             forward = self._start(module, args, kwargs)
         whole = isinstance(output, Tensor)
-        given = _detached(args), _detached(kwargs)
-        call = _Call(self, forward, self._layout, name, module, *given, whole)
+        args, kwargs = with_tensors((args, kwargs), Tensor.detach)
+        call = _Call(self, forward, self._layout, name, module, args, kwargs, whole)
         for at in outputs:  # of a recurrent layer, a model may use the last states alone
             if self.fisher == "loss":
                 at.register_hook(call.arrived)
@@ -435,20 +422,3 @@ def _takers(model: nn.Module) -> Iterator[nn.Module]:
         return
     for child in model.children():
         yield from _takers(child)
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    """The tensors of an output, also those of packed sequences."""
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, tuple | list):
-        for part in output:
-            yield from _tensors(part)
-
-
-def _detached(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach()
-    if type(value) in (tuple, list):  # others, as packed sequences, are left as they are
-        return type(value)(_detached(one) for one in value)
-    return {k: _detached(v) for k, v in value.items()} if isinstance(value, dict) else value

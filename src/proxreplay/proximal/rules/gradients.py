@@ -61,19 +61,12 @@ class Product(Protocol):
 
 @dataclass(frozen=True)
 class SiteGradients:
-    """Which of all gradients are those of a site, and what to multiply them with.
+    """Which of all gradients are those of a site, and what to multiply them with."""
 
-    Args:
-        site: whose columns.
-        first: the place of its first column among all gradients.
-        factor: restricted to the columns that move.
-        width: all columns of the site.
-    """
-
-    site: Site
-    first: int
-    factor: Shrinkage
-    width: int
+    site: Site  # whose columns
+    first: int  # the place of its first column among all gradients
+    factor: Shrinkage  # restricted to the columns that move
+    width: int  # all columns of the site
 
 
 def plan_products(
@@ -101,19 +94,12 @@ def plan_products(
 
 @dataclass(frozen=True)
 class MatrixProduct:
-    """The product of one site.
+    """The product of one site."""
 
-    Args:
-        at: where its gradients are among all.
-        parts: how each is read.
-        widths: the columns of each.
-        factor: ``Lambda``.
-    """
-
-    at: tuple[int, ...]
-    parts: tuple[Part, ...]
-    widths: tuple[int, ...]
-    factor: Shrinkage
+    at: tuple[int, ...]  # where its gradients are among all
+    parts: tuple[Part, ...]  # how each is read
+    widths: tuple[int, ...]  # the columns of each
+    factor: Shrinkage  # Lambda
 
     def multiply_(self, gradients: Sequence[Tensor | None]) -> None:
         """``[G_weight | G_biases] <- [G_weight | G_biases] Lambda``."""
@@ -142,16 +128,12 @@ class VectorProduct:
     """The products of layers that scale and shift every channel by itself, as BatchNorm does.
 
     All of them are one: each by itself would be mostly overhead.
-
-    Args:
-        at: for every column, where the gradients of the layers are among all; each ``[channels]``.
-        sizes: the channels of every layer.
-        Lambda: ``[columns, columns, channels of all layers]``.
     """
 
+    # for every column, where the gradients of the layers are among all; each [channels]
     at: tuple[tuple[int, ...], ...]
-    sizes: tuple[int, ...]
-    Lambda: Tensor
+    sizes: tuple[int, ...]  # the channels of every layer
+    Lambda: Tensor  # [columns, columns, channels of all layers]
 
     def multiply_(self, gradients: Sequence[Tensor | None]) -> None:
         """``G[c] <- G[c] Lambda[c]`` for every channel ``c``."""
@@ -166,15 +148,10 @@ class VectorProduct:
 
 @dataclass(frozen=True)
 class SparseScaling:
-    """The rows that a sparse gradient holds, scaled; a diagonal ``Lambda`` allows it.
+    """The rows that a sparse gradient holds, scaled; a diagonal ``Lambda`` allows it."""
 
-    Args:
-        at: where the gradient is among all.
-        scale: ``[rows of the weight]``.
-    """
-
-    at: int
-    scale: Tensor
+    at: int  # where the gradient is among all
+    scale: Tensor  # [rows of the weight]
 
     def multiply_(self, gradients: Sequence[Tensor | None]) -> None:
         """Linear, so repeated indices do no harm."""

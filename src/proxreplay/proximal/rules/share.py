@@ -20,15 +20,11 @@ LEAST = 1e-12  # a loss of 0 would have no logarithm
 
 @dataclass
 class Share:
-    """The controller; two numbers are all it remembers.
+    """The controller; two numbers are all it remembers."""
 
-    Args:
-        incoming: moving average of the mean loss of incoming examples; None before the first step.
-        replayed: the same of replayed ones.
-    """
-
+    # moving average of the mean loss of incoming examples; None before the first step
     incoming: float | None = None
-    replayed: float | None = None
+    replayed: float | None = None  # the same of replayed ones
 
     @property
     def value(self) -> float:

@@ -78,13 +78,9 @@ class Shrinkage(ABC):
 
 @dataclass(frozen=True)
 class DenseShrinkage(Shrinkage):
-    """``Lambda`` as it is.
+    """``Lambda`` as it is."""
 
-    Args:
-        Lambda: ``[groups, width, width]``.
-    """
-
-    Lambda: Tensor
+    Lambda: Tensor  # [groups, width, width]
 
     def apply(self, M: Tensor) -> Tensor:
         """``M Lambda``."""
@@ -112,19 +108,13 @@ class DenseShrinkage(Shrinkage):
 
 @dataclass(frozen=True)
 class SpectralShrinkage(Shrinkage):
-    """``Lambda = scale (I - U diag(f) U')``: the directions that are shrunk more than all others.
+    """``Lambda = scale (I - U diag(f) U')``: some directions are shrunk more than all others."""
 
-    Args:
-        U: ``[groups, width, rank]``, orthonormal columns.
-        f: ``[groups, rank]``, what each direction loses, in [0, 1].
-        scale: what is left of all directions, in (0, 1].
-        spare: ``[groups, width, m]``, the directions that come next. They play no part in
-            ``Lambda``, but the directions of a similar matrix are found from them.
-    """
-
-    U: Tensor
-    f: Tensor
-    scale: float = 1.0
+    U: Tensor  # [groups, width, rank], orthonormal columns
+    f: Tensor  # [groups, rank], what each direction loses, in [0, 1]
+    scale: float = 1.0  # what is left of all directions, in (0, 1]
+    # [groups, width, m], the directions that come next. They play no part in Lambda, but the
+    # directions of a similar matrix are found from them.
     spare: Tensor | None = None
 
     @property
@@ -177,16 +167,11 @@ class RowwiseShrinkage(Shrinkage):
     """A matrix of its own for every row: ``M[v] -> M[v] T diag(1 / (1 + c[v] b)) T'``.
 
     It is the inverse of ``A + c[v] B`` where ``T' A T = I`` and ``T' B T = diag(b)``.
-
-    Args:
-        T: ``[1, width, width]``.
-        b: ``[1, width]``, at least 0.
-        c: ``[out]``, at least 0.
     """
 
-    T: Tensor
-    b: Tensor
-    c: Tensor
+    T: Tensor  # [1, width, width]
+    b: Tensor  # [1, width], at least 0
+    c: Tensor  # [out], at least 0
 
     def apply(self, M: Tensor) -> Tensor:
         """Every row times its own matrix."""
@@ -219,13 +204,9 @@ def rowwise_shrinkage(A: Tensor, B: Tensor, c: Tensor) -> RowwiseShrinkage:
 
 @dataclass(frozen=True)
 class RootShrinkage(Shrinkage):
-    """``Lambda = S S'``: symmetric and positive semi-definite whatever the rounding.
+    """``Lambda = S S'``: symmetric and positive semi-definite whatever the rounding."""
 
-    Args:
-        S: ``[groups, width, width]``, any root.
-    """
-
-    S: Tensor
+    S: Tensor  # [groups, width, width], any root
 
     def apply(self, M: Tensor) -> Tensor:
         """``(M S) S'``."""

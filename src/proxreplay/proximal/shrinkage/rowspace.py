@@ -19,13 +19,9 @@ from proxreplay.proximal.shrinkage.forms import Shrinkage, register_form
 
 @dataclass(frozen=True)
 class RowShrinkage(Shrinkage):
-    """``Lambda = I - W'W``.
+    """``Lambda = I - W'W``."""
 
-    Args:
-        Wt: ``W'``, ``[groups, width, n]``, singular values in [0, 1).
-    """
-
-    Wt: Tensor
+    Wt: Tensor  # W', [groups, width, n], singular values in [0, 1)
 
     def apply(self, M: Tensor) -> Tensor:
         """``M - (M W') W``."""

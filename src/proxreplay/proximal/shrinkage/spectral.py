@@ -32,19 +32,12 @@ NEW = 8  # directions in which nobody has looked before, in every round
 
 @dataclass
 class Pace:
-    """How often refreshes come, by which cheap steps and cheap refreshes are weighed.
+    """How often refreshes come, by which cheap steps and cheap refreshes are weighed."""
 
-    Args:
-        refreshes: so far.
-        steps: since the last one.
-        between: the same before the last refresh that had any before it.
-        samples: examples of the last one.
-    """
-
-    refreshes: int = 0
-    steps: int = 0
-    between: int = MANY
-    samples: int = 0
+    refreshes: int = 0  # so far
+    steps: int = 0  # since the last one
+    between: int = MANY  # the same before the last refresh that had any before it
+    samples: int = 0  # examples of the last one
 
     @property
     def expected(self) -> int:
