@@ -247,10 +247,6 @@ class Processes:
             if text is not None:
                 raise ProcessError(f"{what} failed in process {rank} of {self.size}: {text}")
 
-    def wait(self) -> None:
-        """Go on when every process has come here."""
-        self.tell(None)
-
     @contextmanager
     def _talking(self, what: str, payload: int) -> Iterator[None]:
         """Time a message; if the others cannot be reached, say so."""
