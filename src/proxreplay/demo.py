@@ -1,12 +1,10 @@
 """The demo: plain replay, LPR and LPR averaged on bundled data, from stream to picture."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from proxreplay.evaluation.measures import MAIN
 from proxreplay.experiments.engines import Job
-from proxreplay.experiments.recipes import find_method
 from proxreplay.experiments.results import read_run
 from proxreplay.files import write_text
 from proxreplay.report.grouping import read_study
@@ -27,29 +25,16 @@ EXPLANATION = (
 )
 
 
-@dataclass(frozen=True)
-class Demo:
-    """What the demo leaves behind."""
+def conclude(out: Path, jobs: Sequence[Job]) -> tuple[list[Row], str, dict[str, Path]]:
+    """Write table, picture and report of the finished runs; returns rows, a word and what is where.
 
-    rows: list[Row]
-    explanation: str
-    written: dict[str, Path]
-
-
-def conclude(out: Path, jobs: Sequence[Job]) -> Demo:
-    """Read the finished runs and write table, picture and report."""
-    runs = {
-        find_method(name).label: [read_run(j.folder) for j in jobs if j.config.method == name]
-        for name in METHOD_NAMES
-    }
-    rows = comparison_rows(runs)
+    The rows are those of the table; the word explains them.
+    """
+    rows = comparison_rows(read_run(job.folder) for job in jobs)
     table, picture = out / "table.md", out / "accuracy.png"
     write_text(table, to_markdown(Table("", MAIN, tuple(rows))))
     (section,) = read_study([job.folder for job in jobs]).sections
     save(over_time(section, "accuracy"), picture)
     page = write_report([out / "runs"], out / "report.html").path
-    return Demo(
-        rows,
-        EXPLANATION.format(memory=jobs[0].config.capacity),
-        {"Report": page, "Picture": picture, "Table": table, "Records": out / "runs"},
-    )
+    written = {"Report": page, "Picture": picture, "Table": table, "Records": out / "runs"}
+    return rows, EXPLANATION.format(memory=jobs[0].config.capacity), written

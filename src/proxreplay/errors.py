@@ -1,6 +1,11 @@
 """The few exceptions a user can meet; every message names the thing, the value and the way out."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of somebody else says, in one line; its kind if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 class ProxreplayError(Exception):
     """Base of all errors that proxreplay raises on purpose."""
 

@@ -229,7 +229,7 @@ def test_comparisons_use_the_seeds_both_have(section: Section) -> None:
 
 
 def test_rows_of_a_comparison_with_its_difference(section: Section) -> None:
-    rows = comparison_rows({group.label: group.runs for group in section.groups})
+    rows = comparison_rows(section.runs)
     assert [(row.label, row.seeds) for row in rows] == [
         ("ER", 4),
         ("LPR (ER)", 3),

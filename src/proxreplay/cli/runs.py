@@ -51,10 +51,10 @@ def demo(
 
     planned = comparison(BENCHMARK, METHOD_NAMES, range(seeds), out)
     make(planned)
-    result = conclude(out, planned)
-    print_table(f"{BENCHMARK}, mean ± standard error over seeds", result.rows)
-    terminal().print(result.explanation)
-    for what, where in result.written.items():
+    rows, explanation, written = conclude(out, planned)
+    print_table(f"{BENCHMARK}, mean ± standard error over seeds", rows)
+    terminal().print(explanation)
+    for what, where in written.items():
         say(terminal(), f"{what:9}{where}")
 
 
@@ -139,7 +139,6 @@ def compare(
 ) -> None:
     """Make the runs of several methods with several seeds, and print one table."""
     from proxreplay.experiments.jobs import comparison
-    from proxreplay.experiments.recipes import find_method
     from proxreplay.experiments.results import read_run
     from proxreplay.report.tables import comparison_rows
 
@@ -149,11 +148,8 @@ def compare(
     planned = comparison(benchmark, names, numbers, study, *layers, options=how.options())
     settings.check([job.config for job in planned])
     make(planned, where)
-    runs = {
-        find_method(name).label: [read_run(j.folder) for j in planned if j.config.method == name]
-        for name in names
-    }
-    print_table(f"{benchmark}, mean ± standard error over seeds", comparison_rows(runs))
+    rows = comparison_rows(read_run(job.folder) for job in planned)
+    print_table(f"{benchmark}, mean ± standard error over seeds", rows)
     say(terminal(), f"A page about it: proxreplay report {study}")
 
 

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from proxreplay.data.archives import Files, open_files
 from proxreplay.data.datasets import Dataset, Examples, rank_in_group
-from proxreplay.data.trees import sorted_naturally
+from proxreplay.data.trees import PARTS, sorted_naturally
 from proxreplay.errors import DataError
 
 TEST_EVERY = 5
 MAX_NUMBER = 10_000  # of a class without a name, or the number of examples if that is larger
 MAX_UNPACKED, MAX_RATIO = 256 * 2**20, 20
-SPLITS = {"train": "train", "test": "test", "val": "validation", "validation": "validation"}
 FIELDS = {
     **dict.fromkeys(("inputs", "x", "data", "images"), "inputs"),
     **dict.fromkeys(("labels", "y", "target", "targets"), "labels"),
@@ -193,7 +192,7 @@ def from_npz(path: str | Path) -> Dataset:
     path = Path(path)
     if path.suffix != ".npz":
         raise DataError(f"{path}: not an .npz file; save one with numpy.savez.")
-    parts: dict[str, dict[str, Array]] = {part: {} for part in SPLITS.values()}
+    parts: dict[str, dict[str, Array]] = {part: {} for part in PARTS.values()}
     names: dict[str, list[str] | None] = {"classes": None, "domains": None}
     arrays = _read_npz(path)
     for key, array in arrays.items():
@@ -224,7 +223,7 @@ def from_npz(path: str | Path) -> Dataset:
 def _understand(key: str) -> tuple[str, str | None]:
     """The split and the field that a key names; no field if it is not understood."""
     words = key.lower().split("_")
-    split = next((SPLITS[word] for word in words if word in SPLITS), None)
+    split = next((PARTS[word] for word in words if word in PARTS), None)
     fields = [FIELDS[word] for word in words if word in FIELDS]
     understood = len(fields) == 1 and len(words) == (1 if split is None else 2)
     return split or "train", fields[0] if understood else None

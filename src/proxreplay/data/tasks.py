@@ -51,10 +51,7 @@ def mixed(tasks: Sequence[Task], seed: int) -> list[Task]:
     rows = torch.cat([task.train.rows for task in tasks])
     rows = rows[torch.randperm(len(rows), generator=generator(seed, "mixed"))]
     parts = rows.split([len(task.train) for task in tasks])
-    return [
-        replace(task, train=Subset(task.train.source, part))
-        for task, part in zip(tasks, parts, strict=True)
-    ]
+    return [_with_rows(task, part) for task, part in zip(tasks, parts, strict=True)]
 
 
 def leak(

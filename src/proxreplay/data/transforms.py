@@ -7,10 +7,12 @@ needs no torch.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 from proxreplay.errors import InputError
 from proxreplay.lazy import LazyModule
+from proxreplay.options import Count, Options, Positive, count
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +24,7 @@ else:
 
 
 @dataclass(frozen=True)
-class Transform:
+class Transform(Options, prefix="Transform: "):
     """``(x / scale - mean) / std``, per channel; random changes only with a generator.
 
     With a generator, every image is padded with zeros (black, before normalisation), cropped at a
@@ -43,28 +45,21 @@ class Transform:
     torch.Size([10, 3, 32, 32])
     """
 
-    scale: float = 1.0
+    scale: Positive = 1.0
     mean: Sequence[float] = (0.0,)
     std: Sequence[float] = (1.0,)
-    crop_padding: int = 0
+    crop_padding: Annotated[int, partial(count, 0)] = 0
     flip: bool = False
-    crop_size: int | None = None
+    crop_size: Count | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "mean", tuple(self.mean))
         object.__setattr__(self, "std", tuple(self.std))
-        if not self.scale > 0 or not all(value > 0 for value in self.std):
+        if not self.mean or not self.std or not all(value > 0 for value in self.std):
             raise InputError(
-                f"Transform: scale={self.scale}, std={self.std}; give numbers above 0."
-            )
-        if not self.mean or not self.std:
-            raise InputError(
-                f"Transform: mean={self.mean}, std={self.std}; give one number, or one per channel."
-            )
-        if self.crop_padding < 0 or (self.crop_size is not None and self.crop_size < 1):
-            raise InputError(
-                f"Transform: crop_padding={self.crop_padding}, crop_size={self.crop_size}; give a "
-                "padding of at least 0 and a size of at least 1."
+                f"Transform: mean={self.mean}, std={self.std}; give one number, or one per "
+                "channel, and stds above 0."
             )
 
     def __call__(self, inputs: "Tensor", generator: "torch.Generator | None" = None) -> "Tensor":

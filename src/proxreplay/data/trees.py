@@ -18,13 +18,8 @@ from proxreplay.errors import DataError
 TEST_FRACTION = 0.2
 DEFAULT_SIZE = 64
 LARGEST_KEPT = 128
-PARTS = {
-    "train": "train",
-    "test": "test",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-}
+PARTS = {"train": "train", "test": "test"}  # by what people call them
+PARTS |= dict.fromkeys(("val", "valid", "validation"), "validation")
 LAYOUTS = "<class>/<image> or <domain>/<class>/<image>, maybe below train/ and test/"
 Places = dict[str, tuple[str, ...]]  # by file: its folders (domain and class) and its name
 log = logging.getLogger(__name__)

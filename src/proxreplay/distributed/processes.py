@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from proxreplay.errors import InputError, ProcessError, ProxreplayError
+from proxreplay.errors import InputError, ProcessError, ProxreplayError, first_line
 from proxreplay.options import count
 
 BUCKET = 1 << 26  # bytes that are packed for one message: more would only cost memory
@@ -258,7 +258,7 @@ class Processes:
                 raise
             raise ProcessError(
                 f"process {self.rank} of {self.size}: the others could not be reached for their "
-                f"{what} ({_first_line(error)}). One was lost, met an error, or has ended because "
+                f"{what} ({first_line(error)}). One was lost, met an error, or has ended because "
                 "its stream is shorter; look at what it said last. Then go on from the last "
                 "checkpoint."
             ) from error
@@ -326,7 +326,3 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         size += tensor.nbytes
     if bucket:
         yield bucket
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from proxreplay.allocator import keep_freed_memory
-from proxreplay.errors import InputError, ProxreplayError
+from proxreplay.errors import ProxreplayError
 from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.ownership import mark_failed, owned
 from proxreplay.experiments.run import Interrupted, RunOptions, RunProgress, run
+from proxreplay.options import count
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,7 @@ class ProcessEngine:
     processes: int  # how many at a time
 
     def __post_init__(self) -> None:
-        if self.processes < 1:
-            raise InputError(f"jobs={self.processes}; give at least 1.")
+        count(jobs=self.processes)
 
     def make(self, jobs: Sequence[Job], stop: StopRequest, told: Audience = NOBODY) -> Outcomes:
         """Make every run; a process that dies costs its own run only."""

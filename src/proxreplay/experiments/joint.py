@@ -13,7 +13,7 @@ from torch import Tensor
 
 import proxreplay
 from proxreplay.distributed import Processes
-from proxreplay.errors import InputError, ProcessError
+from proxreplay.errors import InputError, ProcessError, first_line
 from proxreplay.experiments.config import RunConfig, differences
 from proxreplay.experiments.environment import code_digest
 
@@ -43,7 +43,7 @@ def process_group(device: str) -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         raise InputError(
             f"WORLD_SIZE={os.environ['WORLD_SIZE']}, but no process group could be made "
-            f"({str(error).splitlines()[0]}); start with torchrun --nproc-per-node N, or unset it."
+            f"({first_line(error)}); start with torchrun --nproc-per-node N, or unset it."
         ) from error
     try:
         yield

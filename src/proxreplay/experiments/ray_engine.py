@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from proxreplay.data.roots import data_root
-from proxreplay.errors import InputError, StorageError
+from proxreplay.errors import InputError, StorageError, first_line
 from proxreplay.experiments.engines import NOBODY, Audience, Job, Outcome, Outcomes, lost
 from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.ray_worker import Channel, Surroundings, names_in, versions, work
 from proxreplay.experiments.run import RunProgress
 from proxreplay.files import marker
+from proxreplay.options import count
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +60,7 @@ class RayEngine:
                 "folders. Start the command on a node of the cluster, or with ray job submit; give "
                 "HOST:PORT as ray start prints it, or auto."
             )
-        if self.at_a_time is not None and self.at_a_time < 1:
-            raise InputError(f"jobs={self.at_a_time}; give at least 1.")
+        count(jobs=self.at_a_time)
 
     def _wanted(self) -> str:
         return self.address or os.environ.get("RAY_ADDRESS") or "local"
@@ -172,7 +172,7 @@ class _Study:
         except ray.exceptions.RayError as error:
             if number in self.cancelled:  # however Ray has ended it
                 return
-            outcome = lost(job, f"{type(error).__name__}: {_first_line(error)}")
+            outcome = lost(job, f"{type(error).__name__}: {first_line(error)}")
         else:
             if status == "unstarted":
                 return
@@ -270,9 +270,9 @@ def _check_answers(address: str) -> None:
 
 def _not_joined(address: str, error: BaseException) -> InputError:
     if address == "local":
-        return InputError(f"engine ray: no Ray could be started here ({_first_line(error)}).")
+        return InputError(f"engine ray: no Ray could be started here ({first_line(error)}).")
     return InputError(
-        f"address={address}: no Ray cluster can be joined there ({_first_line(error)}). Start one "
+        f"address={address}: no Ray cluster can be joined there ({first_line(error)}). Start one "
         "with ray start --head, or leave --address out."
     )
 
@@ -320,7 +320,3 @@ def _nodes() -> list[dict[str, Any]]:
 
     known: Callable[[], list[dict[str, Any]]] = ray.nodes
     return [node for node in known() if node["Alive"]]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

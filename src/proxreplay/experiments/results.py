@@ -6,7 +6,7 @@ docs/run-folder.md describes every file and every line. `read_run` tells the sta
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -252,7 +252,7 @@ class StoredRun:
 
     def _read_records(self) -> "StoredRun":
         path = self.folder / "records.jsonl"
-        records = list(_lines(path, skip=b'{"kind": "train"'))  # half of the lines, not reported
+        records = read_lines(path, skip=b'{"kind": "train"')  # half of the lines, not reported
         if self.status == "complete" and path.exists() and not evaluations(records):
             raise DataError("the run is complete but holds no evaluations")
         untreated = [r["untreated"] for r in records if r["kind"] == "rule" and "untreated" in r]
@@ -401,14 +401,14 @@ def read_timings(path: Path) -> list[Record]:
     return [line for line in found if isinstance(line, dict)]
 
 
-def read_lines(path: Path) -> list[Record]:
-    """The records in a file of JSON lines; an unfinished last line is left out."""
-    return list(_lines(path))
+def read_lines(path: Path, skip: bytes | None = None) -> list[Record]:
+    """The records in a file of JSON lines; an unfinished last line is left out.
 
-
-def _lines(path: Path, skip: bytes | None = None) -> Iterator[Record]:
+    Lines that begin with ``skip`` are left out, too.
+    """
+    records: list[Record] = []
     if not path.exists():
-        return
+        return records
     _check_file(path)
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -421,4 +421,5 @@ def _lines(path: Path, skip: bytes | None = None) -> Iterator[Record]:
                 raise DataError(f"{text:.200} ({path})") from error
             if not isinstance(record, dict):
                 raise DataError(f"{path.name}, line {number}: not a record ({path})")
-            yield record
+            records.append(record)
+    return records

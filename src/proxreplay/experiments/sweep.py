@@ -60,7 +60,6 @@ class Choice:
     """A tried configuration and the validation accuracy it ended with."""
 
     config: RunConfig
-    folder: Path
     validation_acc: float
 
 
@@ -70,7 +69,7 @@ def ranked(jobs: Sequence[Job]) -> list[Choice]:
     for job in jobs:
         stored = read_run(job.folder)
         if stored.result is not None:
-            choices.append(Choice(job.config, job.folder, stored.result.validation_acc))
+            choices.append(Choice(job.config, stored.result.validation_acc))
     return sorted(choices, key=lambda choice: -choice.validation_acc)
 
 

@@ -40,11 +40,6 @@ class ReportSummary:
     statuses: dict[str, int]  # how many are complete, incomplete, failed and broken
     verdict: tuple[str, ...]  # the sentences at the top of the page
 
-    @property
-    def unfinished(self) -> bool:
-        """Whether a run may still go on."""
-        return self.statuses.get("incomplete", 0) > 0
-
 
 def write_report(
     folders: Sequence[Path],

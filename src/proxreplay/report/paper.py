@@ -43,6 +43,15 @@ def paper() -> dict[str, Any]:
     return dict(json.loads(text))
 
 
+def paper_sensitivity(benchmark: str, share: float) -> list[tuple[int, float]]:
+    """The paper's final accuracy of LPR (ER) by T, for a share of the memory; empty for none."""
+    key = {0.05: "p.05", 0.2: "p.20", 1.0: "p1"}.get(share)
+    if benchmark not in _BENCHMARKS or key is None:
+        return []
+    row = paper()["sensitivity"][_BENCHMARKS[benchmark]]["acc"][key]
+    return [(int(t[1:]), value[0]) for t, value in row.items()]
+
+
 def paper_row(benchmark: str, method: str, memory: int | None) -> PaperRow | None:
     """The paper's row for a method on a benchmark; None where it has none.
 

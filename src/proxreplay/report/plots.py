@@ -17,7 +17,7 @@ from proxreplay.evaluation.measures import BY_KEY
 from proxreplay.files import replacing
 from proxreplay.report.curves import Curve, curves, task_accuracy_map
 from proxreplay.report.grouping import Group, Section
-from proxreplay.report.paper import paper
+from proxreplay.report.paper import paper_sensitivity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,7 +98,7 @@ def sensitivity(section: Section) -> "Figure":
         timed = [(t, float(np.mean(points[t][1]))) for t in every if points[t][1]]
         if timed:
             right.plot(*zip(*timed, strict=True), label=f"p = {share:g}", **style)
-        theirs = _paper_sensitivity(section.benchmark, share)
+        theirs = paper_sensitivity(section.benchmark, share)
         if theirs:
             style |= {"linestyle": ":", "markerfacecolor": "none"}
             left.plot(*zip(*theirs, strict=True), label=f"p = {share:g}, paper", **style)
@@ -208,16 +208,6 @@ def _refresh(group: Group, memory: int | None) -> tuple[float, int]:
     samples = group.settings["refresh.samples"]
     share = 1.0 if samples is None or memory is None else min(1.0, samples / memory)
     return round(share, 3), int(group.settings["refresh.every"])
-
-
-def _paper_sensitivity(benchmark: str, share: float) -> list[tuple[int, float]]:
-    names = {"split-cifar100": "cifar100", "split-tinyimagenet": "tinyimagenet"}
-    names["online-clear"] = "clear"
-    key = {0.05: "p.05", 0.2: "p.20", 1.0: "p1"}.get(share)
-    if benchmark not in names or key is None:
-        return []
-    row = paper()["sensitivity"][names[benchmark]]["acc"][key]
-    return [(int(t[1:]), value[0]) for t, value in row.items()]
 
 
 # What there is to draw ---------------------------------------------------------------------------

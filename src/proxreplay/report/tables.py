@@ -15,8 +15,8 @@ import numpy as np
 from proxreplay.evaluation import MEASURES, Estimate, PairedDifference, estimate, paired_difference
 from proxreplay.evaluation.measures import MAIN, Measure
 from proxreplay.experiments.recipes import METHODS
-from proxreplay.experiments.results import StoredRun
-from proxreplay.report.grouping import Group, Section, Study
+from proxreplay.experiments.results import Result, StoredRun
+from proxreplay.report.grouping import Group, Section, Study, label_of
 from proxreplay.report.paper import PaperRow, paper_row
 
 FURTHER = tuple(m for m in MEASURES if m.number is not None and not m.main)
@@ -68,15 +68,16 @@ class Table:
 # What tables are about --------------------------------------------------------------------------
 
 
-def comparison_rows(runs: Mapping[str, Sequence[StoredRun]]) -> list[Row]:
+def comparison_rows(runs: Iterable[StoredRun]) -> list[Row]:
     """One row per method, then its difference from the first on the seeds that both completed.
 
-    Runs are in any state, by the label of their method.
+    Runs are in any state; the method of the first one is the reference.
     """
-    results = {
-        label: {run.config.seed: run.result for run in found if run.config and run.result}
-        for label, found in runs.items()
-    }
+    results: dict[str, dict[int, Result]] = {}
+    for run in runs:
+        if run.config is not None:
+            done = results.setdefault(label_of(run.config.method), {})
+            done |= {} if run.result is None else {run.config.seed: run.result}
     rows = [
         Row(label, tuple(_estimate(r.measures[m.key] for r in done.values()) for m in MAIN))
         for label, done in results.items()

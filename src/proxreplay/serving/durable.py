@@ -18,20 +18,9 @@ from proxreplay.batch import length
 from proxreplay.errors import ConflictError, InputError, StoppedError, StorageError
 from proxreplay.options import DurableOptions, GuardOptions
 from proxreplay.replay.learner import Learner
-from proxreplay.serving import deletion
+from proxreplay.serving import deletion, events
 from proxreplay.serving.admission import Admission
-from proxreplay.serving.events import (
-    FORGET,
-    LEARN,
-    RESUME,
-    ROLLBACK,
-    STOP,
-    Event,
-    Keys,
-    Outcome,
-    request_of,
-    token_of,
-)
+from proxreplay.serving.events import Event, Keys, Outcome, request_of, token_of
 from proxreplay.serving.folder import hold, load_newest
 from proxreplay.serving.keeping import Keeping
 from proxreplay.serving.kept import KeptInputs
@@ -246,7 +235,7 @@ class DurableLearner:
                 f"{sequence}); give every batch a key of its own."
             )
         if ticket is None:
-            ticket = Ticket(sequence, Event(LEARN))
+            ticket = Ticket(sequence, Event(events.LEARN))
             ticket.applied.set_result(self.outcome(sequence))
         return Ticket(sequence, ticket.event, repeated=True, applied=ticket.applied)
 
@@ -297,17 +286,17 @@ class DurableLearner:
         with self._at_rest():
             base = self._timeline.way_back(sequence)
             note = f"to {sequence}" + (f": {reason}" if reason else "")
-            return self._commit(Event(ROLLBACK, {"to": sequence, "base": base}, note))
+            return self._commit(Event(events.ROLLBACK, {"to": sequence, "base": base}, note))
 
     def stop(self, reason: str) -> Outcome:
         """Refuse to learn until `resume` or `rollback`."""
         with self._at_rest():
-            return self._commit(Event(STOP, note=reason))
+            return self._commit(Event(events.STOP, note=reason))
 
     def resume(self) -> Outcome:
         """Learn again after a stop."""
         with self._at_rest():
-            return self._commit(Event(RESUME))
+            return self._commit(Event(events.RESUME))
 
     def snapshot(self) -> Snapshot:
         """Write a snapshot of the learner as it is now."""
@@ -371,7 +360,7 @@ class DurableLearner:
 
     def history(self) -> list[tuple[int, str, float, str | None, bool]]:
         """Every deletion, rollback, stop and resume: sequence, kind, time, note, data kept."""
-        return self.log.kinds((FORGET, ROLLBACK, STOP, RESUME))
+        return self.log.kinds((events.FORGET, events.ROLLBACK, events.STOP, events.RESUME))
 
     def audit(self, key: str) -> list[str]:
         """Where examples with a key are to be found: empty after `forget(key=...)`.

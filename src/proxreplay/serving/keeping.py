@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 
@@ -171,12 +172,12 @@ def plan(
     if options.keep_bytes is not None:
         rest = [s for s in snapshots if s.sequence not in gone]
         rest += [b for b in bodies if b.sequence > through]
-        total = sum(kept.nbytes for kept in rest)
-        for kept in sorted((b for b in bodies if through < b.sequence <= floor), key=_age):
+        total, age = sum(kept.nbytes for kept in rest), attrgetter("sequence")
+        for kept in sorted((b for b in bodies if through < b.sequence <= floor), key=age):
             if total <= options.keep_bytes:
                 break
             total, through = total - kept.nbytes, kept.sequence
-        for kept in sorted((s for s in free if s.sequence not in gone), key=_age):
+        for kept in sorted((s for s in free if s.sequence not in gone), key=age):
             if total <= options.keep_bytes:
                 break
             total -= kept.nbytes
@@ -200,7 +201,3 @@ def _too_many(sequences: Sequence[int], free: Collection[int], options: DurableO
         close = [s for s in may if gaps.get(s, math.inf) < 2 * options.snapshot_every]
         left.remove(min(close, key=gaps.__getitem__, default=may[-1]))
     return set(sequences).difference(left)
-
-
-def _age(kept: Kept) -> int:
-    return kept.sequence

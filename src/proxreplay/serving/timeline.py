@@ -17,17 +17,8 @@ from proxreplay.errors import (
 )
 from proxreplay.replay.learner import Learner
 from proxreplay.serialization import to_bytes
-from proxreplay.serving.events import (
-    FORGET,
-    LEARN,
-    MARK,
-    REMEMBER,
-    RESUME,
-    ROLLBACK,
-    STOP,
-    Event,
-    Outcome,
-)
+from proxreplay.serving import events
+from proxreplay.serving.events import Event, Outcome
 from proxreplay.serving.log import EventLog, Row
 from proxreplay.serving.snapshots import Snapshots
 
@@ -75,7 +66,7 @@ class Timeline:
         base, state = self._newest_intact(self.log.last)
         self.learner.load_state_dict(state)
         self.applied = self.version = base
-        anew = max((row[0] for row in self.log.kinds((ROLLBACK, RESUME))), default=0)
+        anew = max((row[0] for row in self.log.kinds((events.ROLLBACK, events.RESUME))), default=0)
         for outcome in self.log.outcomes(window):
             if anew < outcome.sequence <= base:
                 yield outcome
@@ -89,23 +80,23 @@ class Timeline:
             outcome = self.apply(row.sequence, self.event(row))
             self.note(outcome)
             yield outcome
-        newest = self.log.kinds((STOP, RESUME, ROLLBACK))[-1:]
-        self.stopped = next((note for _, kind, _, note, _ in newest if kind == STOP), None)
+        newest = self.log.kinds((events.STOP, events.RESUME, events.ROLLBACK))[-1:]
+        self.stopped = next((note for _, kind, _, note, _ in newest if kind == events.STOP), None)
 
     def apply(self, sequence: int, event: Event) -> Outcome:
         """Change the learner; the same when an event is replayed."""
-        if event.kind in (LEARN, REMEMBER):
+        if event.kind in (events.LEARN, events.REMEMBER):
             outcome = _learn_(self.learner, sequence, event, prequential=self._prequential)
             self._keys += zip(event.body.get("keys", ()), outcome.ids, strict=False)
-        elif event.kind == FORGET:
+        elif event.kind == events.FORGET:
             outcome = _forget_(self.learner, sequence, event)
         else:
             outcome = Outcome(sequence, event.kind)
-            if event.kind == ROLLBACK:
+            if event.kind == events.ROLLBACK:
                 self._go_back(event.body["to"])
                 self.version = sequence
-            if event.kind != MARK:
-                self.stopped = event.note if event.kind == STOP else None
+            if event.kind != events.MARK:
+                self.stopped = event.note if event.kind == events.STOP else None
         self.applied = sequence
         return outcome
 
@@ -127,7 +118,7 @@ class Timeline:
         try:
             base, _ = self._newest_intact(to)
             for row in self.log.rows(base + 1, to):
-                if self.event(row).kind == ROLLBACK:  # what it went back to may be gone
+                if self.event(row).kind == events.ROLLBACK:  # what it went back to may be gone
                     raise CheckpointError(f"event {row.sequence} went back itself")
         except CheckpointError as error:
             there = ", ".join(map(str, self.snapshots.sequences()))
@@ -165,7 +156,7 @@ class Timeline:
     def outcome(self, sequence: int) -> Outcome:
         """What became of an event; only its sequence and kind if that is not known any more."""
         waiting = (outcome for outcome in self._outcomes if outcome.sequence == sequence)
-        return next(waiting, None) or self.log.outcome(sequence) or Outcome(sequence, LEARN)
+        return next(waiting, None) or self.log.outcome(sequence) or Outcome(sequence, events.LEARN)
 
     def note(self, outcome: Outcome) -> None:
         """Take note of an outcome; it is written with some others, as soon as there is room."""
@@ -202,7 +193,7 @@ def _learn_(learner: Learner, sequence: int, event: Event, *, prequential: bool)
         prequential: whether to predict the batch first.
     """
     inputs, labels = event.body["inputs"], event.body["labels"]
-    change = learner.learn if event.kind == LEARN else learner.remember
+    change = learner.learn if event.kind == events.LEARN else learner.remember
     weights = {"sample_weight": event.body["weights"]} if "weights" in event.body else {}
     try:
         hits = _predicted(learner, inputs, labels) if prequential else ()
@@ -213,7 +204,7 @@ def _learn_(learner: Learner, sequence: int, event: Event, *, prequential: bool)
     return Outcome(
         sequence,
         event.kind,
-        loss=learned.loss if event.kind == LEARN else None,
+        loss=learned.loss if event.kind == events.LEARN else None,
         ids=learned.ids,
         classes=tuple(learner.intake.labels.find(labels).tolist()),
         hits=hits,

@@ -8,17 +8,8 @@ import torch
 
 from proxreplay.errors import CheckpointError, DivergenceError, InputError, StorageError
 from proxreplay.options import GuardOptions
-from proxreplay.serving.events import (
-    FORGET,
-    LEARN,
-    MARK,
-    REMEMBER,
-    RESUME,
-    ROLLBACK,
-    STOP,
-    Event,
-    Outcome,
-)
+from proxreplay.serving import events
+from proxreplay.serving.events import Event, Outcome
 from proxreplay.serving.guards import Guard
 from proxreplay.serving.keeping import Keeping
 from proxreplay.serving.line import Line, Ticket
@@ -68,7 +59,8 @@ class Worker:
                 if self._guard is not None:
                     self._guard.observe(outcome)
         self.complete_deletions()
-        if [row[1] for row in self._timeline.log.kinds((FORGET, MARK))][-1:] == [FORGET]:
+        deletions = self._timeline.log.kinds((events.FORGET, events.MARK))
+        if deletions and deletions[-1][1] == events.FORGET:
             self._mark()
         self.drain()
         self._timeline.flush()
@@ -135,19 +127,20 @@ class Worker:
 
     def _after(self, event: Event, outcome: Outcome) -> None:
         """What follows a live event: deletion from disk, guard, snapshot."""
-        if event.kind == FORGET:
+        learned = event.kind in (events.LEARN, events.REMEMBER)
+        if event.kind == events.FORGET:
             self._try_deletions()
-        if event.kind in (ROLLBACK, STOP):
+        if event.kind in (events.ROLLBACK, events.STOP):
             self._tripped = False
-        if self._guard is not None and event.kind in (ROLLBACK, RESUME):
+        if self._guard is not None and event.kind in (events.ROLLBACK, events.RESUME):
             self._guard.observe(outcome)
-        elif self._guard is not None and event.kind in (LEARN, REMEMBER) and not self._tripped:
+        elif self._guard is not None and learned and not self._tripped:
             reason = self._guard.judge(outcome, self._timeline.learner.labels)
             if reason is not None:
                 self._trip(reason)
-        if event.kind in (ROLLBACK, MARK) or self._keeping.due:
+        if event.kind in (events.ROLLBACK, events.MARK) or self._keeping.due:
             self._try_snapshot()
-        if event.kind in (ROLLBACK, FORGET):
+        if event.kind in (events.ROLLBACK, events.FORGET):
             self._on_back()
 
     def _trip(self, reason: str) -> None:
@@ -156,10 +149,10 @@ class Worker:
         self._tripped = True
         good = [s.sequence for s in self._keeping.versions() if s.good]
         log.warning("%s: the guard acts: %s", self._timeline.log.path.parent, reason)
-        event = Event(STOP, note=f"guard: {reason}")
+        event = Event(events.STOP, note=f"guard: {reason}")
         if self._guard.options.action == "rollback" and good:
             to = good[0]
-            event = Event(ROLLBACK, {"to": to, "base": to}, f"to {to}: guard: {reason}")
+            event = Event(events.ROLLBACK, {"to": to, "base": to}, f"to {to}: guard: {reason}")
         self._line.wait(self._line.put(event))
 
     # --- snapshots and deletions ------------------------------------------------------------------
@@ -201,4 +194,4 @@ class Worker:
             self._mark()
 
     def _mark(self) -> None:
-        self._line.wait(self._line.put(Event(MARK)))
+        self._line.wait(self._line.put(Event(events.MARK)))

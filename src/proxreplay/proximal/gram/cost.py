@@ -17,24 +17,15 @@ MAX_CELLS = 4096  # beyond that, planning costs more than it can save
 HALVED_FROM = 384  # columns from which on ``Z'Z`` is multiplied by halves
 
 
-@dataclass(frozen=True)
-class Prices:
-    """What the parts of the work cost, in nanoseconds of one core at float32."""
-
-    multiply: float = 0.0225  # one multiply-add of a large product
-    read: float = 0.27  # one element of an operand of a product
-    row: float = 2.0  # one row of both operands
-    # one multiply-add of a transform, whose other operand is as long as the data
-    transform: float = 0.03
-    start: float = 300.0  # one product of a batch of products
-    call: float = 5000.0  # one call of torch
-    gather: float = 4.5  # one element copied into patches
-    move: float = 0.6  # one element copied, added or written
-
-    def product(self, count: float, rows: float, left: float, right: float) -> float:
-        """``count`` products ``[rows, left]' [rows, right]``."""
-        a_row = left * right * self.multiply + (left + right) * self.read + self.row
-        return self.call + count * (self.start + rows * a_row + left * right * self.move)
+# What the parts of the work cost, in nanoseconds of one core at float32
+MULTIPLY = 0.0225  # one multiply-add of a large product
+READ = 0.27  # one element of an operand of a product
+ROW = 2.0  # one row of both operands
+TRANSFORM = 0.03  # one multiply-add of a transform, whose other operand is as long as the data
+START = 300.0  # one product of a batch of products
+CALL = 5000.0  # one call of torch
+GATHER = 4.5  # one element copied into patches
+MOVE = 0.6  # one element copied, added or written
 
 
 @dataclass(frozen=True)
@@ -62,9 +53,9 @@ class Work:
         return self.channels * prod(axis.phases for axis in self.plan.axes)
 
 
-def cost(path: Path, work: Work, prices: Prices | None = None) -> float:
+def cost(path: Path, work: Work) -> float:
     """Predicted nanoseconds of one path to the Gram matrix."""
-    return _COSTS[path](work, prices or Prices())
+    return _COSTS[path](work)
 
 
 def cheapest(work: Work) -> Path:
@@ -76,25 +67,31 @@ def cheapest(work: Work) -> Path:
     return min(paths if work.plan.moving else paths[:2], key=lambda path: cost(path, work))
 
 
-def _patches(work: Work, prices: Prices) -> float:
+def _product(count: float, rows: float, left: float, right: float) -> float:
+    """``count`` products ``[rows, left]' [rows, right]``."""
+    a_row = left * right * MULTIPLY + (left + right) * READ + ROW
+    return CALL + count * (START + rows * a_row + left * right * MOVE)
+
+
+def _patches(work: Work) -> float:
     rows = work.n * prod(axis.positions for axis in work.plan.axes)
     d = work.channels * prod(axis.kernel for axis in work.plan.axes)
     plain = all(axis.kernel == axis.stride == 1 for axis in work.plan.axes)  # x is Z
-    copy = 0.0 if plain else prices.gather * work.groups * rows * d
+    copy = 0.0 if plain else GATHER * work.groups * rows * d
     halves = 0.65 if d >= HALVED_FROM else 1.0  # of the products of a symmetric matrix
-    return copy + halves * prices.product(work.groups, rows, d, d) + 10 * prices.call
+    return copy + halves * _product(work.groups, rows, d, d) + 10 * CALL
 
 
-def _shifts(work: Work, prices: Prices) -> float:
+def _shifts(work: Work) -> float:
     plan = work.plan
     margins = [0, *plan.longest[1:]]
     places = prod(length + margin for length, margin in zip(work.lengths, margins, strict=False))
     lags = len(plan.half(plan.moving))
-    products = lags * prices.product(work.groups, places * work.rows, work.width, work.width)
-    return products + _shared(work, places, prices)
+    products = lags * _product(work.groups, places * work.rows, work.width, work.width)
+    return products + _shared(work, places)
 
 
-def _spectrum(work: Work, prices: Prices) -> float:
+def _spectrum(work: Work) -> float:
     plan, width, rows = work.plan, work.width, work.rows
     periods = [length + lag for length, lag in zip(work.lengths, plan.longest, strict=True)]
     places, transforms, done = prod(work.lengths), 0.0, 1.0
@@ -102,21 +99,19 @@ def _spectrum(work: Work, prices: Prices) -> float:
         places //= length
         frequencies = period // 2 + 1 if i == 0 else period
         one = 2 * frequencies * length * (1 if i == 0 else 2)
-        transforms += done * places * rows * width * one * prices.transform
+        transforms += done * places * rows * width * one * TRANSFORM
         done *= frequencies
     lags = len(plan.half(plan.moving))
-    products = prices.product(work.groups * done, 2 * rows, width, width)
-    products += prices.product(work.groups, done, 2 * lags, width * width)
-    passes = 3 * done * rows * width * prices.move
-    return (
-        work.groups * (transforms + passes) + products + _shared(work, prod(work.lengths), prices)
-    )
+    products = _product(work.groups * done, 2 * rows, width, width)
+    products += _product(work.groups, done, 2 * lags, width * width)
+    passes = 3 * done * rows * width * MOVE
+    return work.groups * (transforms + passes) + products + _shared(work, prod(work.lengths))
 
 
-def _shared(work: Work, places: float, prices: Prices) -> float:
+def _shared(work: Work, places: float) -> float:
     """Spreading the input, the cells at the edges, and putting the matrix together."""
     plan, rows, width = work.plan, work.rows, work.width
-    total = work.groups * places * rows * width * 2 * prices.move
+    total = work.groups * places * rows * width * 2 * MOVE
     for edge in plan.edges:
         part = width
         for i in edge:
@@ -125,16 +120,16 @@ def _shared(work: Work, places: float, prices: Prices) -> float:
         slabs = prod(len(plan.axes[i].slabs) for i in edge)
         rest = [i for i in plan.moving if i not in edge]
         inner = prod(plan.axes[i].length for i in rest) * rows
-        total += 2 * slabs * (work.groups * inner * part * prices.move + 3 * prices.call)
+        total += 2 * slabs * (work.groups * inner * part * MOVE + 3 * CALL)
         lags = len(plan.half(rest))
-        total += lags * prices.product(work.groups * slabs, inner, part, part)
+        total += lags * _product(work.groups * slabs, inner, part, part)
     d = work.channels * prod(axis.kernel for axis in plan.axes)
     cells = prod(len(axis.atoms) for axis in plan.axes) * width**2
-    total += work.groups * (2 * cells + 8 * d * d) * prices.move
-    return total + (30 + 4 * prod(plan.phases)) * prices.call
+    total += work.groups * (2 * cells + 8 * d * d) * MOVE
+    return total + (30 + 4 * prod(plan.phases)) * CALL
 
 
-_COSTS: dict[Path, Callable[[Work, Prices], float]] = {
+_COSTS: dict[Path, Callable[[Work], float]] = {
     "patches": _patches,
     "shifts": _shifts,
     "spectrum": _spectrum,

@@ -79,8 +79,7 @@ def batchnorm_rows(layer: _BatchNorm, input: Tensor) -> Rows:
     """
     if layer.running_mean is not None and layer.running_var is not None:
         return ColumnRows(input, layer.running_mean, (layer.running_var + layer.eps).rsqrt())
-    normalised = F.batch_norm(input, None, None, training=True, momentum=0, eps=layer.eps)
-    return ColumnRows(normalised)
+    return ColumnRows(F.batch_norm(input, None, None, training=True, momentum=0, eps=layer.eps))
 
 
 @register_layer(_InstanceNorm)

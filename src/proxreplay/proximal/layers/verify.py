@@ -7,7 +7,7 @@ change must be the sum of ``||D z||^2`` over the rows.
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,8 @@ DRAWS = 3  # of D: one alone may agree by chance
 FEW = 2  # leading entries of a call's tensors that are looked at
 SMALL = 0.01  # size of D, so that an Embedding with max_norm is not scaled down
 TOLERANCE, HALF_TOLERANCE = 0.02, 0.1  # relative; the second for half precision
+
+LayerCall = tuple[nn.Module, Sequence[Any], Mapping[str, Any]]  # a module with its arguments
 
 
 class Verifier:
@@ -50,13 +52,17 @@ class Verifier:
         site: Site,
         member: Member,
         function: RowsFunction,
-        call: tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]],
+        call: LayerCall,
     ) -> bool:
         """Whether the rows of a call may be used; if not, `wrong` has the reason."""
         module, args, kwargs = call
         if self.knows(module, member, function):
             return True
-        found = reproduces(model, site, member, function, module, args, kwargs)
+        try:
+            few = module, *_few(args, kwargs)
+            found = reproduces(model, site, member, function, few)
+        except Exception:  # it may want all of its input, as the model gave it
+            found = reproduces(model, site, member, function, call)
         if found:
             self._seen.add((member.module, function))
         if found is not False:
@@ -73,34 +79,13 @@ class Verifier:
 
 
 def reproduces(
-    model: nn.Module,
-    site: Site,
-    member: Member,
-    function: RowsFunction,
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    model: nn.Module, site: Site, member: Member, function: RowsFunction, call: LayerCall
 ) -> bool | None:
-    """Whether the rows of a call explain what the module puts out, on a few examples of it.
+    """Whether the rows of a call explain what the module puts out.
 
     None if that is not finite: whoever sums the rows refuses them.
     """
-    few_args, few_kwargs = _few(list(args), kwargs)
-    try:
-        return _compare(model, site, member, function, module, few_args, few_kwargs)
-    except Exception:  # it may want all of its input, as the model gave it
-        return _compare(model, site, member, function, module, args, kwargs)
-
-
-def _compare(
-    model: nn.Module,
-    site: Site,
-    member: Member,
-    function: RowsFunction,
-    module: nn.Module,
-    args: Any,
-    kwargs: Mapping[str, Any],
-) -> bool | None:
+    module, args, kwargs = call
     rows = rows_by_map(function(module, *args, **kwargs))[""]
     bias = None if member.bias is None else site.biases[member.bias]
     columns = [column for column in (site.weight, bias) if column is not None]
@@ -148,7 +133,7 @@ def _by_rows(
     return float(changes.square().sum())
 
 
-def _few(args: list[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def _few(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """The first entries of all tensors of a call, if they have as many."""
 
     def cut(value: Any) -> Any:

@@ -10,7 +10,7 @@ from torch import nn
 
 from proxreplay.proximal.layers.calling import Caller
 from proxreplay.proximal.layers.capture import Call, visit
-from proxreplay.proximal.layers.sites import Column, Site, Survey
+from proxreplay.proximal.layers.sites import Site, Survey
 from proxreplay.proximal.layers.torch_layers import TokenRows
 from proxreplay.proximal.rules.layerwise import Treatment
 from proxreplay.proximal.shrinkage.forms import SpectralShrinkage
@@ -160,7 +160,8 @@ def _cost(
     positions = sum(rows for (_, rows, _), _ in calls) / seen
     rows = positions * planned
     size = torch.promote_types(site.columns[0].parameter(model).dtype, torch.float32).itemsize
-    out = max(c.part.read(c.parameter(model), groups, w).shape[1] for c, w in _widths(site, D))
+    columns = zip(site.columns, site.widths(D), strict=True)
+    out = max(c.part.read(c.parameter(model), groups, width).shape[1] for c, width in columns)
     if max_dim >= D:
         kept, working = groups * D * D * size, groups * D * D * 8
         refresh = (rows if counted else 2 * groups * rows * D * D) + groups * D**3
@@ -177,10 +178,6 @@ def _cost(
     return LayerCost(
         site.name, site.kind, D, groups, positions, kept, working, int(refresh), int(step)
     )
-
-
-def _widths(site: Site, D: int) -> Iterable[tuple[Column, int]]:
-    return zip(site.columns, site.widths(D), strict=True)
 
 
 def counted_work(

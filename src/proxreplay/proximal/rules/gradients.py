@@ -6,15 +6,13 @@ more than its products.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from proxreplay.errors import InputError, RefreshError
-from proxreplay.proximal.layers.registry import Part
 from proxreplay.proximal.layers.sites import Column, Site
 from proxreplay.proximal.shrinkage.forms import DenseShrinkage, Shrinkage
 
@@ -51,12 +49,8 @@ def moving_columns(site: Site, gradients: Sequence[Tensor | None], width: int) -
     return torch.cat(flags).nonzero()[:, 0]
 
 
-class Product(Protocol):
-    """Something to multiply in every step."""
-
-    def multiply_(self, gradients: Sequence[Tensor | None]) -> None:
-        """Change some of the gradients; autograd and autocast are off."""
-        ...
+Product = Callable[[Sequence[Tensor | None]], None]
+"""Changes some of the gradients of a step where they are; autograd and autocast are off."""
 
 
 @dataclass(frozen=True)
@@ -92,91 +86,44 @@ def plan_products(
     return [*products, *(_vector_product(together) for together in vectors.values())]
 
 
-@dataclass(frozen=True)
-class MatrixProduct:
+def _matrix_product(one: SiteGradients, own: Sequence[Tensor | None]) -> Product:
     """The product of one site."""
-
-    at: tuple[int, ...]  # where its gradients are among all
-    parts: tuple[Part, ...]  # how each is read
-    widths: tuple[int, ...]  # the columns of each
-    factor: Shrinkage  # Lambda
-
-    def multiply_(self, gradients: Sequence[Tensor | None]) -> None:
-        """``[G_weight | G_biases] <- [G_weight | G_biases] Lambda``."""
-        own = [_present(gradients[i]) for i in self.at]
-        matrices = self.read(own)
-        if len(own) == 1 and _same_memory(matrices[0], own[0]):
-            self.factor.apply_(matrices[0])
-            return
-        joined = torch.cat(matrices, dim=2) if len(own) > 1 else matrices[0]
-        product = self.factor.apply(joined)
-        pieces = product.split(self.widths, dim=2) if len(own) > 1 else (product,)
-        for part, gradient, piece in zip(self.parts, own, pieces, strict=True):
-            part.write_(gradient, piece)
-
-    def read(self, own: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients as matrices in the precision of ``Lambda``."""
-        groups, dtype = self.factor.groups, self.factor.dtype
-        return [
-            part.read(gradient, groups, columns).to(dtype)
-            for part, gradient, columns in zip(self.parts, own, self.widths, strict=True)
-        ]
-
-
-@dataclass(frozen=True)
-class VectorProduct:
-    """The products of layers that scale and shift every channel by itself, as BatchNorm does.
-
-    All of them are one: each by itself would be mostly overhead.
-    """
-
-    # for every column, where the gradients of the layers are among all; each [channels]
-    at: tuple[tuple[int, ...], ...]
-    sizes: tuple[int, ...]  # the channels of every layer
-    Lambda: Tensor  # [columns, columns, channels of all layers]
-
-    def multiply_(self, gradients: Sequence[Tensor | None]) -> None:
-        """``G[c] <- G[c] Lambda[c]`` for every channel ``c``."""
-        own = [[_present(gradients[i]) for i in column] for column in self.at]
-        G = [torch.cat(column) for column in own]
-        for j, column in enumerate(own):
-            product = G[0] * self.Lambda[0, j]
-            for i in range(1, len(G)):
-                product.addcmul_(G[i], self.Lambda[i, j])
-            torch._foreach_copy_(column, product.split(self.sizes))
-
-
-@dataclass(frozen=True)
-class SparseScaling:
-    """The rows that a sparse gradient holds, scaled; a diagonal ``Lambda`` allows it."""
-
-    at: int  # where the gradient is among all
-    scale: Tensor  # [rows of the weight]
-
-    def multiply_(self, gradients: Sequence[Tensor | None]) -> None:
-        """Linear, so repeated indices do no harm."""
-        gradient = _present(gradients[self.at])
-        gradient._values().mul_(self.scale[gradient._indices()[0], None])
-
-
-def _matrix_product(one: SiteGradients, own: Sequence[Tensor | None]) -> MatrixProduct:
+    factor, all_widths = one.factor, one.site.widths(one.width)
     present = [
         (one.first + i, column.part, columns)
-        for i, (column, columns) in enumerate(
-            zip(one.site.columns, one.site.widths(one.width), strict=True)
-        )
+        for i, (column, columns) in enumerate(zip(one.site.columns, all_widths, strict=True))
         if own[i] is not None
     ]
     at, parts, widths = zip(*present, strict=True)
-    product = MatrixProduct(at, parts, widths, one.factor)
+
+    def read(gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients as matrices in the precision of ``Lambda``."""
+        return [
+            part.read(gradient, factor.groups, columns).to(factor.dtype)
+            for part, gradient, columns in zip(parts, gradients, widths, strict=True)
+        ]
+
+    def multiply_(gradients: Sequence[Tensor | None]) -> None:
+        """``[G_weight | G_biases] <- [G_weight | G_biases] Lambda``."""
+        own = [_present(gradients[i]) for i in at]
+        matrices = read(own)
+        if len(own) == 1 and _same_memory(matrices[0], own[0]):
+            factor.apply_(matrices[0])
+            return
+        joined = torch.cat(matrices, dim=2) if len(own) > 1 else matrices[0]
+        product = factor.apply(joined)
+        pieces = product.split(widths, dim=2) if len(own) > 1 else (product,)
+        for part, gradient, piece in zip(parts, own, pieces, strict=True):
+            part.write_(gradient, piece)
+
     try:
-        torch.cat(product.read([gradient for gradient in own if gradient is not None]), dim=2)
+        torch.cat(read([gradient for gradient in own if gradient is not None]), dim=2)
     except RuntimeError as error:
         raise RefreshError(
             f"{one.site}: its gradient does not fit the {one.width} columns of the last refresh; "
             "refresh again after the layer has changed."
         ) from error
-    return product
+    return multiply_
 
 
 def _are_vectors(one: SiteGradients, own: Sequence[Tensor | None]) -> bool:
@@ -191,15 +138,32 @@ def _are_vectors(one: SiteGradients, own: Sequence[Tensor | None]) -> bool:
     )
 
 
-def _vector_product(together: Sequence[SiteGradients]) -> VectorProduct:
-    columns = len(together[0].site.columns)
-    at = tuple(tuple(one.first + i for one in together) for i in range(columns))
+def _vector_product(together: Sequence[SiteGradients]) -> Product:
+    """The products of layers that scale and shift every channel by itself, as BatchNorm does.
+
+    All of them are one: each by itself would be mostly overhead.
+    """
+    columns = range(len(together[0].site.columns))
+    at = [[one.first + i for one in together] for i in columns]  # by column, then by layer
     matrices = [one.factor.Lambda for one in together if isinstance(one.factor, DenseShrinkage)]
-    Lambda = torch.cat(matrices).permute(1, 2, 0).contiguous()
-    return VectorProduct(at, tuple(len(one) for one in matrices), Lambda)
+    sizes = [len(one) for one in matrices]  # the channels of every layer
+    Lambda = torch.cat(matrices).permute(1, 2, 0).contiguous()  # [columns, columns, all channels]
+
+    def multiply_(gradients: Sequence[Tensor | None]) -> None:
+        """``G[c] <- G[c] Lambda[c]`` for every channel ``c``."""
+        own = [[_present(gradients[i]) for i in column] for column in at]
+        G = [torch.cat(column) for column in own]
+        for j, column in enumerate(own):
+            product = G[0] * Lambda[0, j]
+            for i in range(1, len(G)):
+                product.addcmul_(G[i], Lambda[i, j])
+            torch._foreach_copy_(column, product.split(sizes))
+
+    return multiply_
 
 
-def _scaling(one: SiteGradients, own: Sequence[Tensor | None]) -> SparseScaling:
+def _scaling(one: SiteGradients, own: Sequence[Tensor | None]) -> Product:
+    """The rows that a sparse gradient holds, scaled; a diagonal ``Lambda`` allows it."""
     factor = one.factor
     if factor.width != 1:
         raise InputError(
@@ -207,7 +171,14 @@ def _scaling(one: SiteGradients, own: Sequence[Tensor | None]) -> SparseScaling:
         )
     device = _present(own[0]).device
     ones = torch.ones(factor.groups, 1, 1, dtype=factor.dtype, device=device)
-    return SparseScaling(one.first, factor.apply(ones)[:, 0, 0])
+    scale = factor.apply(ones)[:, 0, 0]  # [rows of the weight]
+
+    def multiply_(gradients: Sequence[Tensor | None]) -> None:
+        """Linear, so repeated indices do no harm."""
+        gradient = _present(gradients[one.first])
+        gradient._values().mul_(scale[gradient._indices()[0], None])
+
+    return multiply_
 
 
 def _same_memory(matrix: Tensor, gradient: Tensor) -> bool:

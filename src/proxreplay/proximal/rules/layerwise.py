@@ -220,7 +220,7 @@ class LayerwiseRule(GradientRule):
             self._products = (kinds, self._plan_products(gradients))
         with full_precision():
             for product in self._products[1]:
-                product.multiply_(gradients)
+                product(gradients)
 
     def _plan_products(self, gradients: Sequence[Tensor | None]) -> list[Product]:
         """What to do with gradients like these."""
