@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from proxreplay.cli.options import flag, number, option
 from proxreplay.errors import InputError
 from proxreplay.options import DurableOptions, GuardOptions, ServeOptions
 
@@ -18,9 +19,9 @@ def serve(
     ],
     learner: Annotated[
         str | None,
-        typer.Option(
-            metavar="WHAT",
-            help="What a new folder starts with: a saved learner, or code that makes one, "
+        option(
+            "WHAT",
+            "What a new folder starts with: a saved learner, or code that makes one, "
             "file.py:function or package.module:function. Code is executed.",
         ),
     ] = None,
@@ -29,53 +30,41 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8000,
     read_token: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Holds the token for reading. Or PROXREPLAY_READ_TOKEN."),
+        Path | None, option("FILE", "Holds the token for reading. Or PROXREPLAY_READ_TOKEN.")
     ] = None,
     write_token: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Holds the token for changing. Or PROXREPLAY_WRITE_TOKEN."
-        ),
+        Path | None, option("FILE", "Holds the token for changing. Or PROXREPLAY_WRITE_TOKEN.")
     ] = None,
     read_only: Annotated[
-        bool, typer.Option("--read-only", help="Follow the snapshots of another process.")
+        bool, flag("--read-only", "Follow the snapshots of another process.")
     ] = False,
     snapshot_every: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Events between snapshots.")
+        int, number("Events between snapshots.")
     ] = DurableOptions.snapshot_every,
     keep_snapshots: Annotated[
-        int, typer.Option(metavar="N", min=2, help="Snapshots to go back to.")
+        int, number("Snapshots to go back to.", min=2)
     ] = DurableOptions.keep_snapshots,
-    keep_events: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Events to go back to.")
-    ] = DurableOptions.keep_events,
+    keep_events: Annotated[int, number("Events to go back to.")] = DurableOptions.keep_events,
     keep_days: Annotated[
-        float | None, typer.Option(metavar="DAYS", min=0, help="Drop older snapshots and events.")
+        float | None, option("DAYS", "Drop older snapshots and events.", min=0)
     ] = DurableOptions.keep_days,
     keep_bytes: Annotated[
-        int | None, typer.Option(metavar="BYTES", min=1, help="Of snapshots and events together.")
+        int | None, option("BYTES", "Of snapshots and events together.", min=1)
     ] = DurableOptions.keep_bytes,
-    queue: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Events that may wait; then 429.")
-    ] = DurableOptions.queue_events,
+    queue: Annotated[int, number("Events that may wait; then 429.")] = DurableOptions.queue_events,
     body: Annotated[
-        int, typer.Option(metavar="BYTES", min=1, help="Largest body; then 413.")
+        int, option("BYTES", "Largest body; then 413.", min=1)
     ] = ServeOptions.body_bytes,
     guard: Annotated[
-        str | None,
-        typer.Option(metavar="DO", help="What to do when something is wrong: stop or rollback."),
+        str | None, option("DO", "What to do when something is wrong: stop or rollback.")
     ] = None,
     accuracy: Annotated[
         float | None, typer.Option(help="Guard: least prequential accuracy.", min=0, max=1)
     ] = None,
     recall: Annotated[
-        list[str] | None,
-        typer.Option(metavar="LABEL=LEAST", help="Guard: least recall of a label; repeatable."),
+        list[str] | None, option("LABEL=LEAST", "Guard: least recall of a label; repeatable.")
     ] = None,
-    window: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Guard: examples looked at.")
-    ] = GuardOptions.window,
+    window: Annotated[int, number("Guard: examples looked at.")] = GuardOptions.window,
     threads: Annotated[int, typer.Option(min=1, help="Of torch; decides the last bits.")] = 1,
 ) -> None:
     """Serve a learner: predict at every moment, learn on the side, never lose what was learned."""

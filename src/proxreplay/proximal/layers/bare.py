@@ -136,7 +136,9 @@ class Tracer(TorchFunctionMode):
         if id(x) in self._followed:
             return self._followed[id(x)][1]
         name = self._names.get(id(x))
-        return None if name is None else {name: _numbered(x)}
+        return (
+            None if name is None else {name: torch.arange(x.numel(), device=x.device).view(x.shape)}
+        )
 
     def _look(self, use: "_Use") -> None:
         """Follow what was only moved; hand on the rows of what met data; name every other use."""
@@ -287,7 +289,3 @@ def _multiplied(at: Tensor, z: Tensor, shape: torch.Size, elements: int) -> Tens
     Z = z.new_zeros(elements, int(counts.max()))
     Z[at[order], row] = z[order]
     return Z[:, :, None]
-
-
-def _numbered(x: Tensor) -> Tensor:
-    return torch.arange(x.numel(), device=x.device).view(x.shape)

@@ -38,11 +38,17 @@ from proxreplay.proximal.layers.verify import Verifier
 
 @dataclass(frozen=True)
 class Origin:
-    """Examples of a step that count alike: the incoming ones, or those that are replayed."""
+    """Examples of a step that count alike: the incoming ones, or those that are replayed.
 
-    name: str  # of the part
-    stop: float  # the number of the first example of the step that comes after it
-    weight: float = 1.0  # of its examples; those of weight 0 are not looked at
+    Args:
+        name: of the part.
+        stop: the number of the first example of the step that comes after it.
+        weight: of its examples; those of weight 0 are not looked at.
+    """
+
+    name: str
+    stop: float
+    weight: float = 1.0
 
 
 EVERYTHING = (Origin("all", float("inf")),)
@@ -51,14 +57,22 @@ _Span = tuple[Origin, int, int]  # of examples of one forward pass, in this proc
 
 @dataclass(frozen=True)
 class StepCall:
-    """One call of one linear map in a step, or the part of it that counts alike."""
+    """One call of one linear map in a step, or the part of it that counts alike.
 
-    site: Site  # whose statistic it belongs to
-    member: Member  # which of the site's maps was called
-    parts: tuple[Origin, ...]  # which examples; several only with rows that are weighed
-    # Z: [groups, rows, d]; None if they were handed on before, with an earlier gradient
+    Args:
+        site: whose statistic it belongs to.
+        member: which of the site's maps was called.
+        parts: which examples; several only with rows that are weighed.
+        rows: ``Z: [groups, rows, d]``; None if they were handed on before, with an earlier
+            gradient.
+        gradients: ``[groups, rows, out]`` at the output, for every part; None where nobody knows
+            its layout.
+    """
+
+    site: Site
+    member: Member
+    parts: tuple[Origin, ...]
     rows: Rows | None
-    # [groups, rows, out] at the output, for every part; None where nobody knows its layout
     gradients: tuple[Tensor, ...] | None
 
 

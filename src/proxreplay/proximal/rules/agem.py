@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from proxreplay.batch import Batch, Inputs
+from proxreplay.batch import Batch
 from proxreplay.distributed import mean_, shared_calls
 from proxreplay.errors import InputError, RefreshError
 from proxreplay.options import at_least, count, one_of
@@ -99,8 +99,10 @@ class AGEM(GradientRule):
             (labels,) = processes.gather([labels], counts)
             weight = weight if weight is None else processes.gather([weight], counts)[0]
         shared = shared_calls([unwrap(self.model)], processes)
+        call = logits_of if self.batchnorm == "update" else logits_without_trace
         with torch.enable_grad(), self._reference_mode(), shared:
-            loss = self._loss_of(self._logits(reference.inputs), labels, weight)
+            logits = call(unwrap(self.model), reference.inputs, self._call)
+            loss = self._loss_of(logits, labels, weight)
             gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
         means = mean_(dict(zip(trained, gradients, strict=True)), trained, processes)
         found = {n: r for n, r in means.items() if r is not None}
@@ -164,10 +166,6 @@ class AGEM(GradientRule):
             )
         apart = F.cross_entropy(logits, labels, reduction="none")
         return (weight * apart).sum() / weight.sum()
-
-    def _logits(self, inputs: Inputs) -> Tensor:
-        logits = logits_of if self.batchnorm == "update" else logits_without_trace
-        return logits(unwrap(self.model), inputs, self._call)
 
     @contextmanager
     def _reference_mode(self) -> Iterator[None]:

@@ -116,13 +116,16 @@ def _matrix_product(one: SiteGradients, own: Sequence[Tensor | None]) -> Product
         for part, gradient, piece in zip(parts, own, pieces, strict=True):
             part.write_(gradient, piece)
 
+    misfit = RefreshError(
+        f"{one.site}: its gradient does not fit the {one.width} columns of the last refresh; "
+        "refresh again after the layer has changed."
+    )
     try:
-        torch.cat(read([gradient for gradient in own if gradient is not None]), dim=2)
+        matrices = read([gradient for gradient in own if gradient is not None])
     except RuntimeError as error:
-        raise RefreshError(
-            f"{one.site}: its gradient does not fit the {one.width} columns of the last refresh; "
-            "refresh again after the layer has changed."
-        ) from error
+        raise misfit from error
+    if len({matrix.shape[:2] for matrix in matrices}) > 1:
+        raise misfit
     return multiply_
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxreplay.batch import tensors_in, with_tensors
 from proxreplay.distributed import Processes
 from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
@@ -50,44 +51,19 @@ def shared_out(
     """
     mine = [name for name, owner in makers.items() if owner == processes.rank]
     made = processes.together("refresh", lambda: {name: make(name) for name in mine})
-    tensors: dict[str, list[Tensor]] = {name: [] for name in makers}
-    plans: dict[str, Any] = {}
-    for said in processes.tell({name: _plan(one, tensors[name]) for name, one in made.items()}):
-        plans |= said
+    shapes: dict[str, Any] = {}  # what was made, with tensors that have no values
+    for said in processes.tell(with_tensors(made, lambda tensor: tensor.to("meta"))):
+        shapes |= said
+
+    def room(tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+
+    found: dict[str, dict[str, Any]] = {}
     for owner in range(processes.size):
         names = [name for name, who in makers.items() if who == owner]
-        for name in names:
-            if owner != processes.rank:
-                tensors[name] = [_room(plan, device) for plan in _tensor_plans(plans[name])]
-        processes.broadcast_([tensor for name in names for tensor in tensors[name]], owner)
-    return {name: _fill(plans[name], iter(tensors[name])) for name in makers}
-
-
-def _plan(value: Any, tensors: list[Tensor]) -> Any:
-    """A value with shapes in place of tensors, which go to the list."""
-    if isinstance(value, Tensor):
-        tensors.append(value.contiguous())
-        return (tuple(value.shape), value.dtype)
-    if isinstance(value, dict):
-        return {key: _plan(one, tensors) for key, one in value.items()}
-    return value
-
-
-def _tensor_plans(plan: Any) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    if isinstance(plan, dict):
-        return [found for one in plan.values() for found in _tensor_plans(one)]
-    return [plan] if _is_tensor(plan) else []
-
-
-def _fill(plan: Any, tensors: Any) -> Any:
-    if isinstance(plan, dict):
-        return {key: _fill(one, tensors) for key, one in plan.items()}
-    return next(tensors) if _is_tensor(plan) else plan
-
-
-def _is_tensor(plan: Any) -> bool:
-    return isinstance(plan, tuple) and len(plan) == 2 and isinstance(plan[1], torch.dtype)
-
-
-def _room(plan: tuple[tuple[int, ...], torch.dtype], device: torch.device) -> Tensor:
-    return torch.empty(plan[0], dtype=plan[1], device=device)
+        own = owner == processes.rank
+        some = {name: made[name] if own else with_tensors(shapes[name], room) for name in names}
+        some = with_tensors(some, Tensor.contiguous)
+        processes.broadcast_(list(tensors_in(some)), owner)
+        found |= some
+    return {name: found[name] for name in makers}
