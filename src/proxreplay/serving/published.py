@@ -39,7 +39,7 @@ class Published:
     """A learner at one moment, to predict with.
 
     Args:
-        predictor: its own copy of the model and of the average.
+        predictor: its own copy of the model, of the average and of the companion.
         sequence: of the newest event in it.
         version: of the snapshot or rollback behind it.
     """
@@ -63,6 +63,7 @@ class Published:
                 own,
                 model=model.eval(),
                 averaging=averaging,
+                companion=copy.copy(learner.companion),  # its tensors are replaced, never changed
                 placement=learner.placement,
                 heads=heads,
                 intake=intake,
