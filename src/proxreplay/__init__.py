@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from proxreplay.replay import EMA as EMA
     from proxreplay.replay import AveragingOptions as AveragingOptions
     from proxreplay.replay import ClassBalancedMemory as ClassBalancedMemory
+    from proxreplay.replay import CompanionOptions as CompanionOptions
     from proxreplay.replay import Derpp as Derpp
     from proxreplay.replay import DerppSnapshot as DerppSnapshot
     from proxreplay.replay import Distilled as Distilled
@@ -37,8 +38,8 @@ _NAMES = {
     "batch": "Batch",
     "evaluation.prequential": "prequential",
     "proximal": "LPR KroneckerLPR register_layer",
-    "replay": "EMA AveragingOptions ClassBalancedMemory Derpp DerppSnapshot Distilled ErAce "
-    "Learner Lode ReservoirMemory RingMemory UnlimitedMemory "
+    "replay": "EMA AveragingOptions ClassBalancedMemory CompanionOptions Derpp DerppSnapshot "
+    "Distilled ErAce Learner Lode ReservoirMemory RingMemory UnlimitedMemory "
     "derpp derpp_snapshot er er_ace finetune lode",
     "replay.estimator": "ReplayClassifier",
 }

@@ -231,6 +231,19 @@ class FloorOptions(Options, prefix="floor."):
 
 
 @dataclass(frozen=True)
+class CompanionOptions(FloorOptions, prefix="companion."):
+    """Streaming LDA on random features that predicts beside the network (docs/companion.md).
+
+    Args:
+        filters: random filters, at most; fewer where inputs have few numbers.
+        shrinkage: of the shared covariance towards a multiple of the identity.
+        weight: of its logarithms of probabilities; 0 for no companion.
+    """
+
+    weight: Amount = 1.0
+
+
+@dataclass(frozen=True)
 class RefreshOptions(Options, prefix="refresh."):
     """When and from what a rule is refreshed.
 
@@ -294,7 +307,8 @@ class LossOptions(Options, prefix="loss."):
 
 
 PREQUENTIAL_FADING = 0.995  # per example: the accuracy of the last 200 or so
-PREDICTORS = ("average", "online", "both", "blend")
+PREDICTORS = ("average", "online", "both", "blend")  # of the networks
+COMPANY = ("joint", "companion")  # the networks with their companion, and it alone
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from proxreplay.experiments.run import run
 from proxreplay.models.random_features import RandomFeatures
 from proxreplay.options import FloorOptions
 from proxreplay.replay import ClassBalancedMemory, UnlimitedMemory
-from proxreplay.replay.floors import ClassCounts, ClassMeans, Floor, SharedCovariance
+from proxreplay.replay.class_statistics import ClassCounts, ClassMeans, SharedCovariance
+from proxreplay.replay.floors import Floor
 
 SHAPE = (6,)
 

@@ -25,7 +25,8 @@ from proxreplay.replay import (
     Observer,
     UnlimitedMemory,
 )
-from proxreplay.replay.floors import Floor, Statistic
+from proxreplay.replay.class_statistics import Statistic
+from proxreplay.replay.floors import Floor
 from proxreplay.replay.placement import usable_device
 from proxreplay.seeding import seeded
 
@@ -82,6 +83,7 @@ def build_learner(
         None if method.rule is None else method.rule(network, config, steps),
         loss=_loss(config, method),
         averaging=config.averaging if method.averaged else None,
+        companion=config.companion if config.companion.weight > 0 else None,
         lr=config.lr,
         steps_per_batch=config.steps_per_batch,
         replay_batch=config.replay_batch,

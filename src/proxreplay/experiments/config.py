@@ -26,6 +26,7 @@ from proxreplay.errors import DataError, InputError
 from proxreplay.options import (
     Amount,
     AveragingOptions,
+    CompanionOptions,
     Count,
     DistillationOptions,
     FloorOptions,
@@ -143,6 +144,8 @@ class RunConfig(Options):
     stream: StreamSettings = field(default_factory=StreamSettings)
     loss: LossOptions = field(default_factory=LossOptions)
     averaging: AveragingOptions = field(default_factory=AveragingOptions)
+    # only methods that ask for one have a companion
+    companion: CompanionOptions = field(default_factory=lambda: CompanionOptions(weight=0.0))
     distillation: DistillationOptions = field(default_factory=DistillationOptions)
     lpr: LPROptions = field(default_factory=LPROptions)
     klpr: KroneckerOptions = field(default_factory=KroneckerOptions)

@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Any, Literal
 from proxreplay.errors import InputError
 from proxreplay.experiments.config import RunConfig, keys
 from proxreplay.lazy import LazyModule
-from proxreplay.options import KRONECKER_STEPS
+from proxreplay.options import KRONECKER_STEPS, CompanionOptions
 
 if TYPE_CHECKING:
     from torch import nn
 
     from proxreplay import proximal
     from proxreplay.models import heads
-    from proxreplay.replay import floors, losses
+    from proxreplay.replay import class_statistics as statistics
+    from proxreplay.replay import losses
 else:
     proximal = LazyModule("proxreplay.proximal")
     heads = LazyModule("proxreplay.models.heads")
     losses = LazyModule("proxreplay.replay.losses")
-    floors = LazyModule("proxreplay.replay.floors")
+    statistics = LazyModule("proxreplay.replay.class_statistics")
 
 LPR_PREFIX = "lpr-"
 KLPR_PREFIX = "klpr-"
@@ -62,7 +63,7 @@ class Method:
     task_ends: bool = False
     # from the configuration to the statistic that predicts in place of a trained network; a method
     # that such a floor beats has learned nothing of use
-    floor: "Callable[[RunConfig], floors.Statistic] | None" = None
+    floor: "Callable[[RunConfig], statistics.Statistic] | None" = None
 
 
 def _finetune(config: RunConfig) -> "losses.Loss":
@@ -289,14 +290,14 @@ _BASE = [
         "Majority (floor)",
         "a floor, without training: always the most frequent class so far",
         replay=False,
-        floor=lambda c: floors.ClassCounts(),
+        floor=lambda c: statistics.ClassCounts(),
     ),
     Method(
         "ncm",
         "NCM (floor)",
         "a floor, without training: the nearest mean of each class's remembered inputs",
         replay=False,
-        floor=lambda c: floors.ClassMeans(),
+        floor=lambda c: statistics.ClassMeans(),
     ),
     Method(
         "slda",
@@ -305,7 +306,7 @@ _BASE = [
         "features",
         replay=False,
         uses=_keys("floor."),
-        floor=lambda c: floors.SharedCovariance(c.floor),
+        floor=lambda c: statistics.SharedCovariance(c.floor),
     ),
 ]
 
@@ -315,14 +316,16 @@ _PLAIN = [
     for method in ([base, _with_lpr(base), _with_klpr(base)] if base.replay else [base])
 ]
 _OF_NAME = {base.name: base for base in _BASE}
+_averaged = _with_average(_with_klpr(_OF_NAME["er"]))
 _PLAIN += [
     _as_ocar(_OF_NAME["er"], 7.0e-4, 0.139, 3.7e-8, {}),
     _as_ocar(_OF_NAME["er-ace"], 4.3e-4, 0.0567, 5.7e-10, {"loss.alpha": 0.591}),
     dataclasses.replace(
-        _with_average(_with_klpr(_OF_NAME["er"])),
+        _averaged,
         name="anytime",
         label="Anytime",
-        about="the recommended composition: KLPR (ER) averaged",
+        values={**_averaged.values, "companion.weight": CompanionOptions.weight},
+        about="the recommended composition: KLPR (ER) averaged, with a companion",
     ),
 ]
 _AVERAGED = [_with_average(method) for method in _PLAIN if not (method.averaged or method.floor)]

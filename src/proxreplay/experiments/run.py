@@ -408,11 +408,14 @@ def _predictors(learner: Learner | Floor) -> list[str]:
 
     Of the paper's EMA only the two networks.
     """
-    if learner.averaging is None:
-        return ["online"]
-    options = learner.averaging.options
-    names = ("online", "average") if options.start == "copy" else ("online", *PREDICTORS)
-    return list(dict.fromkeys([options.predict, *names]))
+    names = ["online"]
+    if learner.averaging is not None:
+        options = learner.averaging.options
+        others = ("average",) if options.start == "copy" else PREDICTORS
+        names = [options.predict, "online", *others]
+    if learner.companion is not None:
+        names = ["joint", *names, "companion"]
+    return list(dict.fromkeys(names))
 
 
 def _moment(batch: Batch) -> Record:

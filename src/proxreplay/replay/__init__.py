@@ -1,6 +1,6 @@
 """What is remembered and how it is learned from."""
 
-from proxreplay.options import AveragingOptions
+from proxreplay.options import AveragingOptions, CompanionOptions
 from proxreplay.replay.averaging import EMA
 from proxreplay.replay.distillation import Distilled
 from proxreplay.replay.learner import Learner
@@ -31,6 +31,7 @@ __all__ = [
     "EMA",
     "AveragingOptions",
     "ClassBalancedMemory",
+    "CompanionOptions",
     "Derpp",
     "DerppSnapshot",
     "Distilled",

@@ -1,6 +1,7 @@
-"""What a learner does about a batch before it learns: checks it, and gets ready for what is new."""
+"""What a learner does about a batch beside learning: checks it, meets its labels, stores it."""
 
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -13,13 +14,17 @@ from proxreplay.replay.inputs import InputKind
 from proxreplay.replay.intake import Admitted
 from proxreplay.replay.losses import SEPARATE, Loss
 from proxreplay.replay.memory import Memory
+from proxreplay.replay.parts import Learned
 from proxreplay.replay.predicting import Predictor
 from proxreplay.replay.together import Together
 from proxreplay.replay.views import Provider, Views
 
+if TYPE_CHECKING:
+    from proxreplay.replay.learner import Learner
+
 
 class Admitting(Predictor):
-    """The part of a `Learner` that lets batches in and meets their labels."""
+    """The part of a `Learner` that lets batches in, meets their labels and stores them."""
 
     memory: Memory
     loss: Loss
@@ -28,6 +33,7 @@ class Admitting(Predictor):
     provider: Provider
     together: Together
     replay_batch: int
+    batches_seen: int
 
     def _admit(self, x: Any, y: Any, sample_weight: Any = None) -> Admitted:
         """Check a batch; if all of it is good, get ready for what is new in it."""
@@ -37,7 +43,9 @@ class Admitting(Predictor):
         return admitted
 
     def _check(self, batch: Batch) -> None:
-        """Refuse one example that BatchNorm would see alone in train mode."""
+        """Refuse one example that BatchNorm would see alone, and what a companion cannot take."""
+        if self.companion is not None:
+            self.companion.check(self._see(part(batch.inputs, slice(1))))
         joined = 0 if isinstance(self.loss, SEPARATE) else min(self.replay_batch, len(self.memory))
         alone = 1 in self.together.processes.shares(len(batch) + joined)
         if alone and (batch.train or self.provider.needs.stored_logits):
@@ -52,6 +60,25 @@ class Admitting(Predictor):
             head.activate(indices)
         if self.averaging is not None:
             self.averaging.meet_(indices.tolist())
+
+    def _remember(self, admitted: Admitted) -> Learned:
+        incoming = admitted.batch
+        if len(incoming) == 0:
+            return Learned(math.nan, admitted.ids(incoming.labels))
+        if self.provider.needs.stored_logits:
+            self.model.train()
+            with self.together.randomness(cast("Learner", self)):
+                incoming = self.provider.with_logits(incoming, self.views.of(incoming, "incoming"))
+        return Learned(math.nan, self.together.own(admitted.ids(self._store(incoming))))
+
+    def _store(self, incoming: Batch) -> Tensor:
+        if self.companion is not None:
+            seen = cast(Tensor, self._see(incoming.inputs))
+            self.companion.observe_(seen, incoming.labels, incoming.weight)
+        ids = self.memory.add(incoming, self.views.generators["memory"])
+        self.provider.after_batch(self.batches_seen)
+        self.batches_seen += 1
+        return ids
 
     def _meet_memory(self) -> None:
         """Get ready for what a memory holds that was filled before."""

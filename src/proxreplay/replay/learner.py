@@ -1,7 +1,6 @@
 """The learner: the paper's Algorithm 1."""
 
 import copy
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
@@ -11,14 +10,21 @@ from torch import Tensor, nn
 from proxreplay.batch import Batch, length
 from proxreplay.distributed import Processes
 from proxreplay.errors import InputError
-from proxreplay.options import AveragingOptions, LearnerOptions, RefreshOptions, at_least, count
+from proxreplay.options import (
+    AveragingOptions,
+    CompanionOptions,
+    LearnerOptions,
+    RefreshOptions,
+    at_least,
+    count,
+)
 from proxreplay.proximal.layers.calling import Caller
 from proxreplay.proximal.rules.base import GradientRule, seen_by
 from proxreplay.replay.admitting import Admitting
 from proxreplay.replay.averaging import DEFAULT_AVERAGING, EMA
 from proxreplay.replay.batching import stream_batches
+from proxreplay.replay.companion import Companion
 from proxreplay.replay.guard import Guard
-from proxreplay.replay.intake import Admitted
 from proxreplay.replay.losses import Loss, er, needs_of
 from proxreplay.replay.memory import ClassBalancedMemory, Memory
 from proxreplay.replay.parts import (
@@ -55,6 +61,8 @@ class Learner(Saving, Admitting):
         loss: the replay loss.
         averaging: an average of the weights that predicts beside the model (docs/averaging.md):
             its options, an `EMA` made for ``model``, or None for the model alone.
+        companion: streaming LDA that predicts beside the networks (docs/companion.md): its options,
+            or None.
         lr: learning rate of SGD.
         optimizer: from parameters to an optimizer, instead of plain SGD with ``lr``.
         steps_per_batch: SGD steps per stream batch.
@@ -94,6 +102,7 @@ class Learner(Saving, Admitting):
         *,
         loss: Loss = er,
         averaging: EMA | AveragingOptions | None = DEFAULT_AVERAGING,
+        companion: CompanionOptions | None = None,
         lr: float | None = None,  # eta in the paper
         optimizer: OptimizerFactory | None = None,
         steps_per_batch: int = LearnerOptions.steps_per_batch,  # S in the paper
@@ -117,10 +126,11 @@ class Learner(Saving, Admitting):
             refresh_samples=refresh_samples,
         )
         at_least(0, lr=lr)
-        check_parts(model, memory, rule, loss, averaging, transform, call)
+        check_parts(model, memory, rule, loss, averaging, transform, call, companion)
         if isinstance(averaging, AveragingOptions):
             averaging = EMA.of(model, averaging)
-        super().__init__(model, averaging, transform, device, channels_last, call)
+        partner = None if companion is None else Companion(companion, seed)
+        super().__init__(model, averaging, transform, device, channels_last, call, partner)
         self.memory = ClassBalancedMemory(LearnerOptions.capacity) if memory is None else memory
         self.rule = rule if rule is None else rule.called_by(call)
         self.together = Together(processes, rule, self.memory)
@@ -247,6 +257,8 @@ class Learner(Saving, Admitting):
                 head.deactivate(index)
             if self.averaging is not None:
                 self.averaging.follow_growth_()
+            if self.companion is not None:
+                self.companion.forget_(index)
         if self.rule is not None and self._fresh_rule is not None:
             self.rule.load_state_dict(copy.deepcopy(self._fresh_rule))
             for batch in self.memory.batches(self.replay_batch):
@@ -280,19 +292,3 @@ class Learner(Saving, Admitting):
 
     def __repr__(self) -> str:
         return summary(self)
-
-    def _remember(self, admitted: Admitted) -> Learned:
-        incoming = admitted.batch
-        if len(incoming) == 0:
-            return Learned(math.nan, admitted.ids(incoming.labels))
-        if self.provider.needs.stored_logits:
-            self.model.train()
-            with self.together.randomness(self):
-                incoming = self.provider.with_logits(incoming, self.views.of(incoming, "incoming"))
-        return Learned(math.nan, self.together.own(admitted.ids(self._store(incoming))))
-
-    def _store(self, incoming: Batch) -> Tensor:
-        ids = self.memory.add(incoming, self.views.generators["memory"])
-        self.provider.after_batch(self.batches_seen)
-        self.batches_seen += 1
-        return ids

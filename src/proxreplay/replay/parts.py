@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from proxreplay.errors import InputError
-from proxreplay.options import AveragingOptions, LearnerOptions
+from proxreplay.options import AveragingOptions, CompanionOptions, LearnerOptions
 from proxreplay.proximal.layers.sites import check_whole
 from proxreplay.proximal.rules.base import GradientRule
 from proxreplay.replay.averaging import EMA
@@ -53,7 +53,14 @@ class Observer(Protocol):
 
 
 def check_parts(
-    model: Any, memory: Any, rule: Any, loss: Any, averaging: Any, transform: Any, call: Any = None
+    model: Any,
+    memory: Any,
+    rule: Any,
+    loss: Any,
+    averaging: Any,
+    transform: Any,
+    call: Any = None,
+    companion: Any = None,
 ) -> None:
     """See that every part is what it should be and that they belong together."""
     if not isinstance(model, nn.Module):
@@ -77,6 +84,8 @@ def check_parts(
         raise _wrong("loss", loss, "a function of (model, incoming, replay), such as proxreplay.er")
     if averaging is not None and not isinstance(averaging, EMA | AveragingOptions):
         raise _wrong("averaging", averaging, "AveragingOptions(momentum) or an EMA")
+    if companion is not None and not isinstance(companion, CompanionOptions):
+        raise _wrong("companion", companion, "CompanionOptions(weight), or None")
     if transform is not None and not callable(transform):
         raise _wrong("transform", transform, "a function of (inputs, generator)")
     if call is not None and not callable(call):
@@ -150,6 +159,7 @@ def summary(learner: "Learner") -> str:
         "loss": f"{learner.loss!r:.80}",
         **({} if together.alone else {"processes": together.described()}),
         "averaging": "none" if learner.averaging is None else type(learner.averaging).__name__,
+        **({} if learner.companion is None else {"companion": repr(learner.companion)}),
         "optimizer": f"{type(learner.optimizer).__name__}, {learner.steps_per_batch} steps per "
         f"batch with {learner.replay_batch} replayed examples each",
         "labels": f"{len(labels)}: " + ", ".join(map(str, labels[:8])) + " ..." * (len(labels) > 8)

@@ -1,4 +1,4 @@
-"""Prediction: a model, or the average of its weights, in evaluation mode and left as it was."""
+"""Prediction: a model, its average and its companion, in evaluation mode and left as they were."""
 
 import functools
 import threading
@@ -14,11 +14,12 @@ from proxreplay import seeding
 from proxreplay.batch import Batch, Inputs, length, named, part
 from proxreplay.errors import InputError
 from proxreplay.models.heads import GrowingHead
-from proxreplay.options import PREDICTORS, count, one_of
+from proxreplay.options import COMPANY, PREDICTORS, count, one_of
 from proxreplay.proximal.layers.calling import Called, Caller, logits_of
 from proxreplay.proximal.layers.capture import as_written, untouched
 from proxreplay.replay.averaging import EMA
 from proxreplay.replay.batching import stream_batches
+from proxreplay.replay.companion import Companion
 from proxreplay.replay.inputs import InputKind
 from proxreplay.replay.intake import Intake, Outputs
 from proxreplay.replay.placement import Placement
@@ -61,10 +62,12 @@ class Predictor:
         device: torch.device | str | None,
         channels_last: bool,
         call: Caller | None = None,
+        companion: Companion | None = None,
     ) -> None:
         self.model = model
         self.call = call
         self.averaging = averaging
+        self.companion = companion
         self.transform = transform
         self.channels_last = channels_last
         self.placement = Placement.of(model, device, channels_last)
@@ -104,25 +107,36 @@ class Predictor:
             online: short for ``predictor="online"``: the model that is trained.
             predictor: where there is an average of the model: ``average``, ``online``, ``both``
                 (the mean of their probabilities) or ``blend`` (a weighted mean); None for what the
-                average was made for (``averaging.predict``).
+                average was made for (``averaging.predict``). Where there is a companion:
+                ``companion`` for it alone, ``joint`` (then the default) for it and the networks.
             batch_size: inputs per forward pass; None for 500, or as many as suit a CPU's cache.
         """
         name = self._predictor(predictor, online=online)
-        if name == "online" or self.averaging is None:
-            return self._logits(self.model, x, batch_size)
-        average = self._logits(self.averaging.model, x, batch_size)
-        if name == "average":
-            return average
-        return self.averaging.combined(average, self._logits(self.model, x, batch_size), name)
+        return self.logits_of_each(x, [name], batch_size)[name]
 
     @locked
-    def logits_of_each(self, x: Any, predictors: Sequence[str]) -> dict[str, Tensor]:
-        """Logits by predictor; each of the two networks is asked once."""
-        online = self.logits(x, online=True)
-        if self.averaging is None:
-            return {"online": online}
-        average = self.logits(x, predictor="average")
-        return {name: self.averaging.combined(average, online, name) for name in predictors}
+    @torch.no_grad()
+    def logits_of_each(
+        self, x: Any, predictors: Sequence[str], batch_size: int | None = None
+    ) -> dict[str, Tensor]:
+        """Logits by predictor, as in `logits`; networks and companion are asked at most once."""
+        average, companion = self.averaging, self.companion
+        own = "online" if average is None else average.options.predict
+        asked = {own if name == "joint" else name for name in predictors} - {"companion"}
+        found: dict[str, Tensor] = {}
+        if asked - {"average"}:
+            found["online"] = self._logits(self.model, x, batch_size)
+        if average is not None and asked - {"online"}:
+            found["average"] = self._logits(average.model, x, batch_size)
+            for name in asked - found.keys():
+                found[name] = average.combined(found["average"], found["online"], name)
+        if companion is not None and set(COMPANY) & set(predictors):
+            widths = [logits.shape[1] for logits in found.values()]
+            alone = self._of_companion(companion, x, batch_size, *widths[:1])
+            found["companion"] = alone
+            if "joint" in predictors:
+                found["joint"] = companion.joined(found[own], alone)
+        return {name: found[name] for name in predictors}
 
     def _predictor(self, name: str | None, *, online: bool = False) -> str:
         """The predictor of that name; for None, the learner's own."""
@@ -130,7 +144,16 @@ class Predictor:
             raise InputError(f"Learner: online=True, but predictor={name!r}; give one of the two.")
         name = "online" if online else name
         if name is not None:
-            one_of(PREDICTORS, predictor=name)
+            one_of((*PREDICTORS, *COMPANY), predictor=name)
+        if name is None and self.companion is not None:
+            return "joint"
+        if name in COMPANY:
+            if self.companion is None:
+                raise InputError(
+                    f"Learner: predictor={name!r}, but there is no companion; make the learner "
+                    "with companion=CompanionOptions()."
+                )
+            return name
         if self.averaging is not None:
             return self.averaging.options.predict if name is None else name
         if name not in (None, "online"):
@@ -141,17 +164,30 @@ class Predictor:
         return "online"
 
     def _logits(self, model: nn.Module, x: Any, batch_size: int | None) -> Tensor:
+        with evaluating(model), as_written():
+            views = self._views(x, batch_size)
+            return torch.cat([logits_of(model, view, self.call) for view in views])
+
+    def _of_companion(
+        self, companion: Companion, x: Any, batch_size: int | None, outputs: int | None = None
+    ) -> Tensor:
+        if outputs is None:
+            outputs = self.heads[0].out_features if self.heads else self.intake.outputs or 0
+        found = []
+        for view in self._views(x, batch_size):
+            companion.check(view)
+            found.append(companion.logits(cast(Tensor, view), outputs))
+        return torch.cat(found)
+
+    def _views(self, x: Any, batch_size: int | None) -> Iterator[Inputs]:
+        """Inputs as the model sees them, so many at a time."""
         count(batch_size=batch_size)
         inputs = self.intake.check(x)
         if self.intake.kind is None:
             self._try_out(part(inputs, slice(1)))
         size = self._inputs_per_pass(inputs) if batch_size is None else batch_size
-        with evaluating(model), as_written():
-            views = (
-                self._see(part(inputs, slice(start, start + size)))
-                for start in range(0, length(inputs), size)
-            )
-            return torch.cat([logits_of(model, view, self.call) for view in views])
+        for start in range(0, length(inputs), size):
+            yield self._see(part(inputs, slice(start, start + size)))
 
     @locked
     def predict_proba(

@@ -16,7 +16,7 @@ from proxreplay.data import transforms
 from proxreplay.errors import InputError
 from proxreplay.models.heads import replace_in_optimizer_
 from proxreplay.models.recipes import build_again, recipe_of
-from proxreplay.options import LPROptions, StepOptions
+from proxreplay.options import CompanionOptions, LPROptions, StepOptions
 from proxreplay.proximal.layers.calling import Caller
 from proxreplay.proximal.rules.base import GradientRule
 from proxreplay.proximal.rules.lpr import LPR
@@ -118,6 +118,7 @@ def state_of(learner: "Learner", *, memory: bool = True) -> dict[str, Any]:
         "memory": learner.memory if memory else None,
         "rule": learner.rule,
         "averaging": learner.averaging,
+        "companion": learner.companion,
         "teacher": learner.provider.teacher,
     }
     present = {name: part.state_dict() for name, part in parts.items() if part is not None}
@@ -157,6 +158,8 @@ def _load_all_but_memory_(learner: "Learner", state: dict[str, Any]) -> None:
         learner.rule.load_state_dict(state["rule"])
     if learner.averaging is not None:
         learner.averaging.load_state_dict(state["averaging"])
+    if learner.companion is not None:
+        learner.companion.load_state_dict(state["companion"])
     if learner.provider.teacher is not None:
         learner.provider.take_snapshot().load_state_dict(state["teacher"])
     own = state["learner"]
@@ -195,6 +198,9 @@ def rebuilt(
         "rule": _rule(parts["rule"], model, rule),
         "loss": _part("loss", parts["loss"], loss),
         "averaging": options_of(state["averaging"]) if "averaging" in state else None,
+        "companion": CompanionOptions(**state["companion"]["options"])
+        if "companion" in state
+        else None,
         "optimizer": optimizer,
         "transform": _part("transform", parts["transform"], transform),
         "call": _part("call", parts.get("call"), call),
@@ -213,6 +219,7 @@ def _parts(learner: "Learner") -> dict[str, Any]:
         "optimizer": type(learner.optimizer).__name__,
         "rule": describe_rule(learner.rule),
         "averaging": learner.averaging is not None,
+        "companion": None if learner.companion is None else describe(learner.companion.options),
         "call": describe(learner.call),
     }
 

@@ -30,7 +30,7 @@ class Prediction:
 class Published:
     """A learner at one moment, to predict with."""
 
-    predictor: Predictor  # its own copy of the model and of the average
+    predictor: Predictor  # its own copy of the model, of the average and of the companion
     sequence: int  # of the newest event in it
     version: int  # of the snapshot or rollback behind it
 
@@ -49,6 +49,7 @@ class Published:
                 own,
                 model=model.eval(),
                 averaging=averaging,
+                companion=copy.copy(learner.companion),  # its tensors are replaced, never changed
                 placement=learner.placement,
                 heads=heads,
                 intake=intake,
