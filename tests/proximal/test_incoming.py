@@ -15,6 +15,7 @@ from proxreplay.errors import InputError
 from proxreplay.models import mlp, small_cnn
 from proxreplay.proximal import RelativeStrength
 from proxreplay.proximal.layers.calling import Called
+from proxreplay.proximal.layers.sites import find_sites
 from proxreplay.proximal.rules.share import Share
 from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
@@ -71,7 +72,9 @@ def test_only_what_incoming_examples_bring_is_changed(layer, loss, omega_0):
     with lpr.watched(incoming, replay):
         loss(model, incoming, replay).backward()
     lpr.step_()
-    for name, site in ((n, t.site) for n, t in lpr._treatments.items()):
+    sites = find_sites(model).sites
+    assert sites.keys() == lpr.layers.keys()
+    for name, site in sites.items():
         names = [column.name for column in site.columns]
         parts = [column.part for column in site.columns]
         Lambda, groups = lpr.shrinkage(name), lpr.shrinkage(name).groups

@@ -25,6 +25,7 @@ from proxreplay.proximal.shrinkage.twosided import (
     left_shrinkage,
 )
 from proxreplay.serialization import load_state, save_state
+from tests.proximal.states import averages
 from tests.reference import assert_same_state, flat_gradient, random
 
 NEWEST = StepOptions(every=1, rebuild=1, decay=0.0, incoming=1.0)
@@ -124,7 +125,7 @@ def test_factors_of_a_layer_are_those_of_its_rows_and_output_gradients(name):
         (model(x) * target).sin().sum().div(n).backward()
     handle.remove()
     rule.step_()
-    (one,) = rule._history.values()
+    (one,) = averages(rule).values()
     g = out[0].grad * n
     G, H = one.mean.G / one.weight, one.mean.H / one.weight
     groups = len(G)
@@ -170,7 +171,7 @@ def test_the_head_of_a_network_with_one_example_has_its_exact_fisher_block():
     rule.step_()
     fisher = true_fisher(model, x)
     for site, columns in (("0", range(16)), ("2", range(16, 31))):
-        one = rule._history[site]
+        one = averages(rule)[site]
         A, B = one.mean.G[0] / one.weight, one.mean.H[0] / one.weight
         out, d = len(B), len(A)
         block = torch.kron(B, A).view(out, d, out, d)
@@ -232,7 +233,7 @@ def test_sampled_labels_give_the_exact_fisher_on_average():
         with sampled.watched():
             model(x).logsumexp(1).sum().backward()
         sampled.step_()
-    one, sums = exact._history["2"], sampled._sums._B["2"]
+    one, sums = averages(exact)["2"], sampled._sums._B["2"]
     expected = one.mean.H[0] / one.weight
     torch.testing.assert_close(sums[0][0] / sums[1], expected, rtol=0.3, atol=0.05)
 
@@ -251,7 +252,7 @@ def test_the_labels_own_gradients_are_unscaled_and_those_of_accumulated_batches_
         for p in model.parameters():
             p.grad /= scale
         optimizer.step()
-        one = rule._history["0"]
+        one = averages(rule)["0"]
         return one.mean.H / one.weight
 
     whole = B(1.0, [slice(0, 6)])
@@ -276,7 +277,7 @@ def test_real_mixed_precision_scaling_is_undone():
         else:
             scaler.scale(loss).backward()
             scaler.step(optimizer)
-        found.append(rule._history["0"].mean.H)
+        found.append(averages(rule)["0"].mean.H)
     torch.testing.assert_close(*found)
 
 
@@ -300,10 +301,10 @@ def test_a_growing_head_keeps_what_is_known_of_old_outputs():
     rng = torch.Generator().manual_seed(0)
     for _ in range(4):
         learner.learn(torch.randn(8, 4, generator=rng), torch.randint(0, 2, (8,), generator=rng))
-    before = learner.rule._history["head"]
+    before = averages(learner.rule)["head"]
     known, weight = before.mean.H.clone(), before.weight
     learner.learn(torch.randn(8, 4, generator=rng), torch.randint(0, 5, (8,), generator=rng))
-    after = learner.rule._history["head"]
+    after = averages(learner.rule)["head"]
     assert after.mean.H.shape == (1, 5, 5)
     r = 0.5**3
     old = after.mean.H[:, :2, :2]
@@ -384,10 +385,10 @@ def test_gradients_that_are_not_finite_leave_the_average_as_it_is():
     with rule.watched():
         (F.cross_entropy(model(x), y) * float("inf")).backward()
     rule.step_()
-    for one in rule._history.values():
+    for one in averages(rule).values():
         assert one.mean.H is None or one.mean.H.isfinite().all()
-    assert all(one.factor.apply(torch.ones(one.factor.groups, 1, one.factor.width).double())
-               .isfinite().all() for one in rule._treatments.values())  # fmt: skip
+    for factor in map(rule.shrinkage, rule.layers):
+        assert factor.apply(torch.ones(factor.groups, 1, factor.width).double()).isfinite().all()
 
 
 def test_steps_are_never_longer_than_plain_ones_whatever_the_scale_of_inputs():
@@ -467,7 +468,7 @@ def test_parts_in_one_matrix_are_those_of_parts_added_up(steps):
         watched_steps_(rule, model, widest=widest)
         sums = rule._sums.state()["collectors"]
         assert widest is None or "together" not in sums
-        found.append({name: one.mean for name, one in rule._history.items()})
+        found.append({name: one.mean for name, one in averages(rule).items()})
     together, apart = found
     assert together.keys() == apart.keys() == {"0", "1", "4", "6"}
     for name, one in together.items():
@@ -492,9 +493,9 @@ def test_a_window_that_was_saved_by_parts_goes_on(tmp_path):
     models[1].load_state_dict(models[0].state_dict())
     for rule, model in ((rules[0], models[0]), (again, models[1])):
         watched_steps_(rule, model, 3)
-    for name, one in rules[0]._history.items():
+    for name, one in averages(rules[0]).items():
         a, b = (
-            o.dense() if hasattr(o, "dense") else o for o in (one.mean, again._history[name].mean)
+            o.dense() if hasattr(o, "dense") else o for o in (one.mean, averages(again)[name].mean)
         )
         torch.testing.assert_close(a.G, b.G, rtol=0, atol=1e-10, msg=name)
 
@@ -509,7 +510,7 @@ def test_without_classes_the_gradients_of_the_loss_that_was_given_count():
         (output - target).square().sum(1).mean().backward()
     rule.step_()
     g = 2 * (output - target).detach()
-    one = rule._history["2"]
+    one = averages(rule)["2"]
     torch.testing.assert_close(one.mean.H[0] / one.weight, g.T @ g / 5)
     images = nn.Sequential(model, nn.Unflatten(1, (3, 1)))
     exact = KroneckerLPR(images, fisher="exact")

@@ -11,6 +11,7 @@ from proxreplay import LPR, Batch, KroneckerLPR, er
 from proxreplay.options import StepOptions
 from proxreplay.proximal.rules import unscale
 from proxreplay.proximal.rules.length import MOST
+from tests.proximal.states import averages
 
 PASSES = ["dead", "alive"]
 ONE = [(kind,) for kind in PASSES]
@@ -188,6 +189,6 @@ def test_statistics_of_gradients_are_unscaled(kind):
         for p in model.parameters():
             p.grad /= scale
         optimizer.step()
-        found.append(rule._history["2"].mean.H)
+        found.append(averages(rule)["2"].mean.H)
     assert found[0].any()
     torch.testing.assert_close(*found)

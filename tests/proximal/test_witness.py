@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from proxreplay import KroneckerLPR
 from proxreplay.options import StepOptions
+from tests.proximal.states import averages
 from tests.reference import random
 
 curvlinops = pytest.importorskip(
@@ -56,8 +57,8 @@ def test_factors_are_those_of_curvlinops(layers, shape, fisher, theirs):
         separate_weight_and_bias=False,
     )
     witness.compute_kronecker_factors()
-    assert rule._history
-    for name, one in rule._history.items():
+    assert averages(rule)
+    for name, one in averages(rule).items():
         A, B = one.mean.G[0] / one.weight, one.mean.H[0] / one.weight
         at = columns(model.get_submodule(name), len(A))
         aa, gg = witness._input_covariances[name][at][:, at], witness._gradient_covariances[name]
