@@ -16,17 +16,11 @@ SHORTEST = 16  # characters of a token
 
 @dataclass(frozen=True)
 class Access:
-    """Tokens, and the name under which a server may be spoken to.
+    """Tokens, and the name under which a server may be spoken to."""
 
-    Args:
-        read: token for reading; None for none.
-        write: token for changing, which may read too; None for none.
-        host: the address that the server listens on.
-    """
-
-    read: str | None = None
-    write: str | None = None
-    host: str = "127.0.0.1"
+    read: str | None = None  # token for reading; None for none
+    write: str | None = None  # token for changing, which may read too; None for none
+    host: str = "127.0.0.1"  # the address that the server listens on
 
     def __post_init__(self) -> None:
         for kind, token in ((READ, self.read), (WRITE, self.write)):

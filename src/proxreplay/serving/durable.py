@@ -143,18 +143,9 @@ class DurableLearner:
         further: dict[str, Any] = {"keys": keys, "idempotency_key": idempotency_key, "train": train}
         return self._worker.finish(self.submit(x, y, sample_weight=sample_weight, **further))
 
-    def remember(
-        self,
-        x: Any,
-        y: Any,
-        *,
-        sample_weight: Any = None,
-        keys: Keys = None,
-        idempotency_key: str | None = None,
-    ) -> Outcome:
-        """Put a batch into the memory without learning from it; see `learn`."""
-        further: dict[str, Any] = {"keys": keys, "idempotency_key": idempotency_key}
-        return self.learn(x, y, sample_weight=sample_weight, train=False, **further)
+    def remember(self, x: Any, y: Any, **further: Any) -> Outcome:
+        """Put a batch into the memory without learning from it; arguments as for `learn`."""
+        return self.learn(x, y, train=False, **further)
 
     def submit(
         self,
