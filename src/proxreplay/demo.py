@@ -26,9 +26,9 @@ EXPLANATION = (
 
 
 def conclude(out: Path, jobs: Sequence[Job]) -> tuple[list[Row], str, dict[str, Path]]:
-    """Write table, picture and report of the finished runs; returns rows, a word and what is where.
+    """Write table, picture and report of the finished runs.
 
-    The rows are those of the table; the word explains them.
+    Returns the rows of the table, a text that explains them, and what is where.
     """
     rows = comparison_rows(read_run(job.folder) for job in jobs)
     table, picture = out / "table.md", out / "accuracy.png"
