@@ -3,8 +3,10 @@
 With ``--threads 1 --cpu`` on a busy machine.
 """
 
+from collections.abc import Callable
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.strength import BATCHES, MEMORY, NETWORKS
 from benchmarks.timing import Claim, interleaved, main
@@ -19,7 +21,12 @@ def run() -> list[Claim]:
         x = torch.randn(MEMORY + 10 * BATCHES, *shape, generator=rng)
         y = torch.randint(0, 10, (len(x),), generator=rng)
 
-        def learner(companion: CompanionOptions | None, x: Tensor = x, y: Tensor = y) -> Learner:
+        def learner(
+            companion: CompanionOptions | None,
+            make: Callable[[], nn.Module] = make,
+            x: Tensor = x,
+            y: Tensor = y,
+        ) -> Learner:
             torch.manual_seed(0)
             made = Learner(make(), ClassBalancedMemory(MEMORY), companion=companion, lr=0.01)
             made.remember(x[:MEMORY], y[:MEMORY])
