@@ -16,7 +16,7 @@ from torch import nn
 from proxreplay import LPR, ClassBalancedMemory, Learner, er
 from proxreplay.distributed import ALONE, Processes, compare
 from proxreplay.models.heads import GrowingHead
-from proxreplay.options import StepOptions
+from proxreplay.options import CompanionOptions, StepOptions
 from proxreplay.proximal import AGEM, OWM, KroneckerLPR
 from proxreplay.replay import Derpp, Distilled, derpp_snapshot, er_ace, finetune, lode
 from proxreplay.replay.together import held
@@ -40,6 +40,7 @@ METHODS: dict[str, Callable[[nn.Module], dict[str, Any]]] = {
     "owm": lambda model: {"loss": er, "rule": OWM(model)},
     "er-ace": lambda model: {"loss": er_ace, "rule": AGEM.joint(model)},
     "derpp": lambda model: {"loss": Derpp()},
+    "companion": lambda model: {"companion": CompanionOptions(filters=4)},
     "taught": lambda model: {"loss": Distilled(lode, on="all"), "rule": LPR(model, 1.0)},
 }
 # with PROXREPLAY_SLOW=1: 100 batches, and four processes too
@@ -85,6 +86,8 @@ def make(
 def weights(learner: Learner) -> torch.Tensor:
     parts = [p.detach().reshape(-1) for p in learner.model.parameters()]
     assert learner.averaging is not None
+    if learner.companion is not None:
+        parts += [learner.companion.weight.double().reshape(-1), learner.companion.losses]
     return torch.cat([*parts, *(p.reshape(-1) for p in learner.averaging.model.parameters())])
 
 

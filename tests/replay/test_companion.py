@@ -191,6 +191,12 @@ def test_every_example_counts_once_whether_learned_or_remembered() -> None:
     assert float(one.companion.statistic.counts.sum()) == 25
 
 
+def test_it_meets_what_a_memory_holds_already() -> None:
+    earlier = taught()
+    later = learner(memory=earlier.memory)
+    assert later.companion.statistic.counts.tolist() == [40, 40, 40]
+
+
 def test_a_forgotten_class_is_gone_and_the_covariance_stays() -> None:
     one = taught()
     before = one.companion.statistic.covariance()

@@ -72,13 +72,16 @@ class Admitting(Predictor):
         return Learned(math.nan, self.together.own(admitted.ids(self._store(incoming))))
 
     def _store(self, incoming: Batch) -> Tensor:
-        if self.companion is not None:
-            seen = cast(Tensor, self._see(incoming.inputs))
-            self.companion.observe_(seen, incoming.labels, incoming.weight)
+        self._show_companion(incoming)
         ids = self.memory.add(incoming, self.views.generators["memory"])
         self.provider.after_batch(self.batches_seen)
         self.batches_seen += 1
         return ids
+
+    def _show_companion(self, batch: Batch) -> None:
+        if self.companion is not None:
+            seen = cast(Tensor, self._see(batch.inputs))
+            self.companion.observe_(seen, batch.labels, batch.weight)
 
     def _meet_memory(self) -> None:
         """Get ready for what a memory holds that was filled before."""
@@ -89,3 +92,5 @@ class Admitting(Predictor):
         self.intake.check_reach(labels)
         _, self.intake.labels = self.intake.labels.meet(labels)
         self._meet(labels)
+        for batch in self.memory.batches():
+            self._show_companion(batch)

@@ -22,7 +22,7 @@ from proxreplay.seeding import seeded
 
 STRENGTHS = (0.0, *(2.0 ** (k / 2) for k in range(-10, 2)))  # a: how far its word is taken
 PER_INPUT = 4  # features at most, for each number of an input
-GROWTH = 1.05  # examples, in those of the last inverse, after which the next one is made
+GROWTH = 1.1  # examples, in those of the last inverse, after which the next one is made
 ENOUGH = 10  # examples of a class, before its further ones are used for judging
 WORST = 3.0  # of a loss, in those of guessing: one grave error outweighs no more than that
 RATE = 0.01  # of a batch in the moving averages of losses
@@ -36,7 +36,7 @@ class Companion:
     does not help, it gets out of the way. Examples of classes with fewer than 10 so far are not
     judged.
 
-    The covariance is inverted again when there are 5 % more examples; the rows of the classes that
+    The covariance is inverted again when there are 10 % more examples; the rows of the classes that
     a batch brings are made anew with every batch. Tensors are replaced, never changed in place.
 
     Args:
