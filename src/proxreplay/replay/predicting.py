@@ -143,17 +143,17 @@ class Predictor:
         if online and name not in (None, "online"):
             raise InputError(f"Learner: online=True, but predictor={name!r}; give one of the two.")
         name = "online" if online else name
-        if name is not None:
-            one_of((*PREDICTORS, *COMPANY), predictor=name)
-        if name is None and self.companion is not None:
-            return "joint"
+        if self.companion is not None and name in (None, *COMPANY):
+            return name or "joint"
         if name in COMPANY:
-            if self.companion is None:
-                raise InputError(
-                    f"Learner: predictor={name!r}, but there is no companion; make the learner "
-                    "with companion=CompanionOptions()."
-                )
-            return name
+            raise InputError(
+                f"Learner: predictor={name!r}, but there is no companion; make the learner with "
+                "companion=CompanionOptions()."
+            )
+        if name is not None:
+            one_of(
+                PREDICTORS if self.companion is None else (*PREDICTORS, *COMPANY), predictor=name
+            )
         if self.averaging is not None:
             return self.averaging.options.predict if name is None else name
         if name not in (None, "online"):
