@@ -58,7 +58,8 @@ class Rows(ABC):
     def weighed(self, weights: Sequence[float]) -> "Rows | None":
         """The same rows with ``Z'WZ``, ``Z'W1`` and ``1'W1`` as sums; None where it cannot be done.
 
-        Weights are of the examples, whose rows are as many for each, in that order.
+        Weights are of the examples, whose rows are as many for each, in that order. Those of
+        weight 0 are left out.
         """
         return None
 
@@ -141,8 +142,11 @@ class DenseRows(Rows):
         count, rest = divmod(self.Z.shape[1], len(weights))
         if rest:
             return None
-        roots = Roots.of(weights, self.Z, count)
-        return DenseRows(widened(self.Z) * roots.each[:, None], roots)
+        Z, weights = self.Z, [*weights]
+        if 0 in weights:
+            Z = Z.unflatten(1, (len(weights), count))[:, counting(weights)].flatten(1, 2)
+        roots = Roots.of([one for one in weights if one], Z, count)
+        return DenseRows(widened(Z) * roots.each[:, None], roots)
 
     def kept(self) -> "DenseRows":
         """A copy; weighed ones are one already."""
@@ -191,6 +195,7 @@ class ColumnRows(Rows):
     x: Tensor  # [n, groups, *positions], any memory format; one group for every channel
     shift: Tensor | None = None  # [groups]; None for 0
     scale: Tensor | None = None  # [groups]; None for 1
+    roots: Roots | None = None  # of the weights, one for each example; None for 1
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -203,7 +208,22 @@ class ColumnRows(Rows):
         Z = widened(self.x).transpose(0, 1).reshape(self.shape)
         if self.shift is not None:
             Z = Z - self.shift[:, None, None]
+        if self.roots is not None:
+            Z = Z * self.roots.each.repeat_interleave(Z.shape[1] // len(self.x))[:, None]
         return Z if self.scale is None else Z * self.scale[:, None, None]
+
+    @property
+    def mass(self) -> float:
+        """The sum of the weights of all rows."""
+        n = len(self.x) if self.roots is None else self.roots.sum
+        return n * prod(self.x.shape[2:])
+
+    def weighed(self, weights: Sequence[float]) -> "ColumnRows | None":
+        """The same with weights that wait for the sums."""
+        if len(weights) != len(self.x):
+            return None
+        x = self.x if 0 not in weights else self.x[counting(weights)]
+        return replace(self, x=x, roots=Roots.of([one for one in weights if one], x))
 
     def part(self, start: int, stop: int, of: int) -> "ColumnRows | None":
         """The rows of some examples."""
@@ -229,6 +249,12 @@ class ColumnRows(Rows):
         """
         groups = self.x.shape[1]
         last = self.x.movedim(1, -1)
+        if self.roots is not None:
+            Z = widened(last.reshape(-1, groups))
+            Z = Z.clone() if self.shift is None else Z - self.shift
+            weights = self.roots.each.square().repeat_interleave(len(Z) // len(self.x))
+            total = weights @ Z
+            return total, weights @ Z.square_()
         if last.is_contiguous():
             M, over = last.reshape(-1, last.shape[-2] if last.ndim > 2 else 1, groups), 0
         else:
@@ -241,6 +267,11 @@ class ColumnRows(Rows):
         sums = torch.stack([mean, variance.addcmul_(mean, mean)]).sum(dim=1 + over)
         total, square = sums.mul_(len(M))
         return total, square
+
+
+def counting(weights: Sequence[float]) -> list[int]:
+    """The examples whose weight is not 0."""
+    return [i for i, weight in enumerate(weights) if weight]
 
 
 def span_of(count: int, start: int, stop: int, of: int) -> slice | None:

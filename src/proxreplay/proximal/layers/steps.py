@@ -50,6 +50,9 @@ class Origin:
     weight: float = 1.0
 
 
+# Rows of a convolution or a norm at many positions tell more than a look needs: see
+# `examples_per_look`
+ENOUGH, PER_COLUMN, FEWEST = 2048, 8, 4
 EVERYTHING = (Origin("all", float("inf")),)
 _Span = tuple[Origin, int, int]  # of examples of one forward pass, in this process
 
@@ -112,6 +115,7 @@ class StepWatch:
         widest: columns up to which rows of all parts are handed on together, each example
             multiplied with the root of its weight.
         active: whether the step that is under way is to be looked at.
+        look: how many steps were looked at before, by which examples are chosen where few do.
         instead: rows functions to use for these types, in place of the registered ones.
         verifier: looks at the first call of every layer.
     """
@@ -124,6 +128,7 @@ class StepWatch:
     labels: torch.Generator | None = None
     widest: int = 0
     active: Callable[[], bool] = lambda: True
+    look: Callable[[], int] = lambda: 0
     instead: Mapping[type[nn.Module], RowsFunction] = field(default_factory=dict)
     verifier: Verifier | None = None
 
@@ -365,12 +370,16 @@ class _Call:
 
     def _weighed(self, site: Site, rows: Rows | None, spans: Sequence[_Span]) -> Rows | None:
         """The rows of all parts, where they can be weighed in one matrix; None to part them."""
-        if len(spans) < 2 or rows is None or site.width(rows.shape[2]) > self.watch.widest:
+        if rows is None or site.width(rows.shape[2]) > self.watch.widest:
             return None
         if site.mixed or sum(stop - start for _, start, stop in spans) < self.forward.n:
             return None
+        every = examples_per_look(rows)
+        if len(spans) < 2 and every == 1:
+            return None
+        turn = self.watch.look() % every
         return rows.weighed(
-            [part.weight for part, start, stop in spans for _ in range(start, stop)]
+            [w for part, *span in spans for w in _some(part.weight, *span, every, turn)]
         )
 
     def _hand_on_part(
@@ -409,6 +418,22 @@ class _Call:
         if D is None or span is None:
             return None
         return D[:, span] if keep is None else D[:, span][:, keep]
+
+
+def examples_per_look(rows: Rows) -> int:
+    """Of how many examples one is enough for a Gram matrix, where there are far more rows.
+
+    More than `ENOUGH` rows, and as many as `PER_COLUMN` for each column, are left.
+    """
+    _, count, d = rows.shape
+    return max(1, min(FEWEST, count // ENOUGH, count // (PER_COLUMN * d)))
+
+
+def _some(weight: float, start: int, stop: int, every: int, turn: int) -> list[float]:
+    """Weights of examples, 0 for most of them; those that are left count for the others."""
+    number = stop - start
+    kept = range(turn, number, every) if number >= every else range(number)
+    return [weight * number / len(kept) * (i in kept) for i in range(number)]
 
 
 def _backward() -> int:
