@@ -81,7 +81,7 @@ class PatchRows(Rows):
         if len(weights) != len(self.x):
             return None
         x = self.x if 0 not in weights else self.x[counting(weights)]
-        roots = Roots.of([one for one in weights if one], x)
+        roots = Roots.of(weights, x)
         each = roots.each.view(-1, *(1 for _ in x.shape[1:]))
         return replace(self, x=widened(x) * each, roots=roots)
 

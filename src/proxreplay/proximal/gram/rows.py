@@ -6,7 +6,7 @@ Statistics are float32 at least, whatever the precision of the rows.
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, Self
 
@@ -90,9 +90,10 @@ class Roots:
 
     @classmethod
     def of(cls, weights: Sequence[float], like: Tensor, times: int = 1) -> Self:
-        """Of some weights, each for so many rows, on the device of a tensor."""
-        each = torch.tensor(weights, dtype=torch.float64).sqrt_().to(widened(like[:0]))
-        return cls(each if times == 1 else each.repeat_interleave(times), times * sum(weights))
+        """Of some weights, each for so many rows, on the device of a tensor; 0 is left out."""
+        counting = tuple(one for one in weights if one)
+        each = _roots(counting, torch.promote_types(like.dtype, torch.float32), like.device)
+        return cls(each if times == 1 else each.repeat_interleave(times), times * sum(counting))
 
     def joined(self, others: Iterable["Roots | None"]) -> "Roots":
         """Those of rows one after the other, all of which are weighed."""
@@ -107,6 +108,12 @@ class Roots:
     def from_state(cls, state: Mapping[str, Any]) -> Self | None:
         """The inverse of `state`; None for rows that all count alike."""
         return cls(state["roots"], state["weights"]) if "roots" in state else None
+
+
+@lru_cache(maxsize=64)
+def _roots(weights: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One tensor for the same weights of all layers; not to be overwritten."""
+    return torch.tensor(weights, dtype=torch.float64).sqrt_().to(device, dtype)
 
 
 @dataclass(frozen=True)
@@ -145,7 +152,7 @@ class DenseRows(Rows):
         Z, weights = self.Z, [*weights]
         if 0 in weights:
             Z = Z.unflatten(1, (len(weights), count))[:, counting(weights)].flatten(1, 2)
-        roots = Roots.of([one for one in weights if one], Z, count)
+        roots = Roots.of(weights, Z, count)
         return DenseRows(widened(Z) * roots.each[:, None], roots)
 
     def kept(self) -> "DenseRows":
@@ -223,7 +230,7 @@ class ColumnRows(Rows):
         if len(weights) != len(self.x):
             return None
         x = self.x if 0 not in weights else self.x[counting(weights)]
-        return replace(self, x=x, roots=Roots.of([one for one in weights if one], x))
+        return replace(self, x=x, roots=Roots.of(weights, x))
 
     def part(self, start: int, stop: int, of: int) -> "ColumnRows | None":
         """The rows of some examples."""
@@ -252,9 +259,9 @@ class ColumnRows(Rows):
         if self.roots is not None:
             Z = widened(last.reshape(-1, groups))
             Z = Z.clone() if self.shift is None else Z - self.shift
-            weights = self.roots.each.square().repeat_interleave(len(Z) // len(self.x))
-            total = weights @ Z
-            return total, weights @ Z.square_()
+            weights, each = self.roots.each.square(), (len(self.x), -1)
+            total = (weights @ Z.view(each)).view(-1, groups).sum(dim=0)
+            return total, (weights @ Z.square_().view(each)).view(-1, groups).sum(dim=0)
         if last.is_contiguous():
             M, over = last.reshape(-1, last.shape[-2] if last.ndim > 2 else 1, groups), 0
         else:

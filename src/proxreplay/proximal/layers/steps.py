@@ -13,6 +13,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -377,10 +379,7 @@ class _Call:
         every = examples_per_look(rows)
         if len(spans) < 2 and every == 1:
             return None
-        turn = self.watch.look() % every
-        return rows.weighed(
-            [w for part, *span in spans for w in _some(part.weight, *span, every, turn)]
-        )
+        return rows.weighed(_weights(tuple(spans), every, self.watch.look() % every))
 
     def _hand_on_part(
         self,
@@ -429,11 +428,16 @@ def examples_per_look(rows: Rows) -> int:
     return max(1, min(FEWEST, count // ENOUGH, count // (PER_COLUMN * d)))
 
 
-def _some(weight: float, start: int, stop: int, every: int, turn: int) -> list[float]:
-    """Weights of examples, 0 for most of them; those that are left count for the others."""
-    number = stop - start
-    kept = range(turn, number, every) if number >= every else range(number)
-    return [weight * number / len(kept) * (i in kept) for i in range(number)]
+@lru_cache(maxsize=64)
+def _weights(spans: tuple[_Span, ...], every: int, turn: int) -> tuple[float, ...]:
+    """Of all examples, 0 for those that are not looked at; the others of a part count for them."""
+    weights: list[float] = []
+    for part, start, stop in spans:
+        number = stop - start
+        kept = range(turn, number, every) if number >= every else range(number)
+        each = part.weight * number / len(kept)
+        weights += [each if i in kept else 0.0 for i in range(number)]
+    return tuple(weights)
 
 
 def _backward() -> int:
@@ -447,10 +451,18 @@ def _described(output: Any) -> str:
 
 def _parameters(module: nn.Module) -> list[str]:
     """The names of a module's arguments; traced modules have none."""
+    forward = module.forward
     try:
-        return [*inspect.signature(module.forward).parameters]
+        if isinstance(forward, MethodType):
+            return _names(forward.__func__)[1:]
+        return [*inspect.signature(forward).parameters]
     except ValueError:
         return []
+
+
+@lru_cache(maxsize=1024)
+def _names(function: FunctionType) -> list[str]:
+    return [*inspect.signature(function).parameters]
 
 
 def _takers(model: nn.Module) -> Iterator[nn.Module]:

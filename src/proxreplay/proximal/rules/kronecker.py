@@ -40,7 +40,7 @@ from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
 
 COLUMNS_PER_DIRECTION = 12  # of wide layers, on the inputs' side
-RESTS_FROM = 10  # rebuilds; until then the moving average changes fast
+RESTS_FROM = 6  # rebuilds; until then the moving average changes fast
 EXACT_UP_TO = 128  # columns and outputs: below, eigenvectors cost next to nothing
 
 
