@@ -58,10 +58,18 @@ class Rows(ABC):
     def weighed(self, weights: Sequence[float]) -> "Rows | None":
         """The same rows with ``Z'WZ``, ``Z'W1`` and ``1'W1`` as sums; None where it cannot be done.
 
-        Weights are of the examples, whose rows are as many for each, in that order. Those of
-        weight 0 are left out.
+        Weights are of the examples, whose rows are as many for each, in that order.
         """
         return None
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """How many rows an example has in every dimension, where `thinned` can tell them apart."""
+        return ()
+
+    def thinned(self, every: int, turn: int) -> "Rows":
+        """The rows at every so many positions of every dimension; others at another turn."""
+        raise NotImplementedError(f"{type(self).__name__} has no positions.")
 
     def kept(self) -> Self | None:
         """The same in memory of its own, to be joined with others later; None if it cannot."""
@@ -90,10 +98,10 @@ class Roots:
 
     @classmethod
     def of(cls, weights: Sequence[float], like: Tensor, times: int = 1) -> Self:
-        """Of some weights, each for so many rows, on the device of a tensor; 0 is left out."""
-        counting = tuple(one for one in weights if one)
-        each = _roots(counting, torch.promote_types(like.dtype, torch.float32), like.device)
-        return cls(each if times == 1 else each.repeat_interleave(times), times * sum(counting))
+        """Of some weights, each for so many rows, on the device of a tensor."""
+        wide = torch.promote_types(like.dtype, torch.float32)
+        each = _roots(tuple(weights), wide, like.device)
+        return cls(each if times == 1 else each.repeat_interleave(times), times * sum(weights))
 
     def joined(self, others: Iterable["Roots | None"]) -> "Roots":
         """Those of rows one after the other, all of which are weighed."""
@@ -149,11 +157,8 @@ class DenseRows(Rows):
         count, rest = divmod(self.Z.shape[1], len(weights))
         if rest:
             return None
-        Z, weights = self.Z, [*weights]
-        if 0 in weights:
-            Z = Z.unflatten(1, (len(weights), count))[:, counting(weights)].flatten(1, 2)
-        roots = Roots.of(weights, Z, count)
-        return DenseRows(widened(Z) * roots.each[:, None], roots)
+        roots = Roots.of(weights, self.Z, count)
+        return DenseRows(widened(self.Z) * roots.each[:, None], roots)
 
     def kept(self) -> "DenseRows":
         """A copy; weighed ones are one already."""
@@ -223,14 +228,23 @@ class ColumnRows(Rows):
     def mass(self) -> float:
         """The sum of the weights of all rows."""
         n = len(self.x) if self.roots is None else self.roots.sum
-        return n * prod(self.x.shape[2:])
+        return n * prod(self.positions)
 
     def weighed(self, weights: Sequence[float]) -> "ColumnRows | None":
         """The same with weights that wait for the sums."""
         if len(weights) != len(self.x):
             return None
-        x = self.x if 0 not in weights else self.x[counting(weights)]
-        return replace(self, x=x, roots=Roots.of(weights, x))
+        return replace(self, roots=Roots.of(weights, self.x))
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The size of the layer's input."""
+        return tuple(self.x.shape[2:])
+
+    def thinned(self, every: int, turn: int) -> "ColumnRows":
+        """Some positions of ``x``."""
+        first = offsets(self.positions, every, turn)
+        return replace(self, x=self.x[(..., *(slice(start, None, every) for start in first))])
 
     def part(self, start: int, stop: int, of: int) -> "ColumnRows | None":
         """The rows of some examples."""
@@ -276,9 +290,9 @@ class ColumnRows(Rows):
         return total, square
 
 
-def counting(weights: Sequence[float]) -> list[int]:
-    """The examples whose weight is not 0."""
-    return [i for i, weight in enumerate(weights) if weight]
+def offsets(positions: Sequence[int], every: int, turn: int) -> list[int]:
+    """The first of every so many positions, for every dimension; another one at every turn."""
+    return [turn // every**i % every % size for i, size in enumerate(positions)]
 
 
 def span_of(count: int, start: int, stop: int, of: int) -> slice | None:

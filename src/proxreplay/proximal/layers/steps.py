@@ -52,9 +52,7 @@ class Origin:
     weight: float = 1.0
 
 
-# Rows of a convolution or a norm at many positions tell more than a look needs: see
-# `examples_per_look`
-ENOUGH, PER_COLUMN, FEWEST = 2048, 8, 4
+ENOUGH, PER_COLUMN = 1024, 6  # rows of a look, see `positions_per_row`
 EVERYTHING = (Origin("all", float("inf")),)
 _Span = tuple[Origin, int, int]  # of examples of one forward pass, in this process
 
@@ -117,7 +115,7 @@ class StepWatch:
         widest: columns up to which rows of all parts are handed on together, each example
             multiplied with the root of its weight.
         active: whether the step that is under way is to be looked at.
-        look: how many steps were looked at before, by which examples are chosen where few do.
+        look: how many steps were looked at before, by which positions are chosen where few do.
         instead: rows functions to use for these types, in place of the registered ones.
         verifier: looks at the first call of every layer.
     """
@@ -376,10 +374,11 @@ class _Call:
             return None
         if site.mixed or sum(stop - start for _, start, stop in spans) < self.forward.n:
             return None
-        every = examples_per_look(rows)
+        every = positions_per_row(rows)
         if len(spans) < 2 and every == 1:
             return None
-        return rows.weighed(_weights(tuple(spans), every, self.watch.look() % every))
+        some = rows if every == 1 else rows.thinned(every, self.watch.look())
+        return some.weighed(_weights(tuple(spans), rows.mass / some.mass))
 
     def _hand_on_part(
         self,
@@ -419,25 +418,21 @@ class _Call:
         return D[:, span] if keep is None else D[:, span][:, keep]
 
 
-def examples_per_look(rows: Rows) -> int:
-    """Of how many examples one is enough for a Gram matrix, where there are far more rows.
+def positions_per_row(rows: Rows) -> int:
+    """Every which position of a dimension is enough for a Gram matrix.
 
-    More than `ENOUGH` rows, and as many as `PER_COLUMN` for each column, are left.
+    Of all rows, at least `ENOUGH` are left, and `PER_COLUMN` for each column.
     """
     _, count, d = rows.shape
-    return max(1, min(FEWEST, count // ENOUGH, count // (PER_COLUMN * d)))
+    dims = len(rows.positions)
+    most = count // max(ENOUGH, PER_COLUMN * d)
+    return int((most + 0.5) ** (1 / dims)) if dims and most > 1 else 1
 
 
 @lru_cache(maxsize=64)
-def _weights(spans: tuple[_Span, ...], every: int, turn: int) -> tuple[float, ...]:
-    """Of all examples, 0 for those that are not looked at; the others of a part count for them."""
-    weights: list[float] = []
-    for part, start, stop in spans:
-        number = stop - start
-        kept = range(turn, number, every) if number >= every else range(number)
-        each = part.weight * number / len(kept)
-        weights += [each if i in kept else 0.0 for i in range(number)]
-    return tuple(weights)
+def _weights(spans: tuple[_Span, ...], times: float) -> tuple[float, ...]:
+    """Of every example, times what each of its rows stands for."""
+    return tuple(part.weight * times for part, start, stop in spans for _ in range(start, stop))
 
 
 def _backward() -> int:

@@ -192,13 +192,16 @@ def _matrix_product(one: SiteGradients, own: Sequence[Tensor | None]) -> MatrixP
     ]
     at, parts, widths = zip(*present, strict=True)
     product = MatrixProduct(at, parts, widths, one.factor)
+    misfit = RefreshError(
+        f"{one.site}: its gradient does not fit the {one.width} columns of the last refresh; "
+        "refresh again after the layer has changed."
+    )
     try:
-        torch.cat(product.read([gradient for gradient in own if gradient is not None]), dim=2)
+        read = product.read([gradient for gradient in own if gradient is not None])
     except RuntimeError as error:
-        raise RefreshError(
-            f"{one.site}: its gradient does not fit the {one.width} columns of the last refresh; "
-            "refresh again after the layer has changed."
-        ) from error
+        raise misfit from error
+    if len({matrix.shape[:2] for matrix in read}) > 1:
+        raise misfit
     return product
 
 
