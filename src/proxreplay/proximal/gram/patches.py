@@ -14,7 +14,7 @@ from proxreplay.proximal.gram.axis import Axis
 from proxreplay.proximal.gram.correlate import correlate_by_shifts, correlate_by_spectrum
 from proxreplay.proximal.gram.cost import Path, Work, cheapest
 from proxreplay.proximal.gram.lags import LagPlan, assemble, lag_cells, spread
-from proxreplay.proximal.gram.rows import DenseRows, Roots, Rows, offsets, span_of, widened
+from proxreplay.proximal.gram.rows import DenseRows, Roots, Rows, span_of, widened
 
 PATCHES_AT_ONCE = 1 << 24  # elements; more examples than that are unfolded one part after another
 
@@ -83,24 +83,6 @@ class PatchRows(Rows):
         roots = Roots.of(weights, self.x)
         each = roots.each.view(-1, *(1 for _ in self.x.shape[1:]))
         return replace(self, x=widened(self.x) * each, roots=roots)
-
-    def thinned(self, every: int, turn: int) -> "PatchRows":
-        """A convolution of a longer stride that begins at another place."""
-        start = [
-            first * stride
-            for first, stride in zip(offsets(self.positions, every, turn), self.stride, strict=True)
-        ]
-        padding = self.padding or ((0, 0),) * len(self.kernel)
-        cut = [max(0, more - zeros) for more, (zeros, _) in zip(start, padding, strict=True)]
-        return replace(
-            self,
-            x=self.x[(..., *(slice(more, None) for more in cut))],
-            stride=tuple(stride * every for stride in self.stride),
-            padding=tuple(
-                (max(0, zeros - more), after)
-                for more, (zeros, after) in zip(start, padding, strict=True)
-            ),
-        )
 
     def kept(self) -> "PatchRows":
         """The same patches of a copy of ``x``; if it is weighed, it is one already."""

@@ -62,15 +62,6 @@ class Rows(ABC):
         """
         return None
 
-    @property
-    def positions(self) -> tuple[int, ...]:
-        """How many rows an example has in every dimension, where `thinned` can tell them apart."""
-        return ()
-
-    def thinned(self, every: int, turn: int) -> "Rows":
-        """The rows at every so many positions of every dimension; others at another turn."""
-        raise NotImplementedError(f"{type(self).__name__} has no positions.")
-
     def kept(self) -> Self | None:
         """The same in memory of its own, to be joined with others later; None if it cannot."""
         return None
@@ -228,23 +219,13 @@ class ColumnRows(Rows):
     def mass(self) -> float:
         """The sum of the weights of all rows."""
         n = len(self.x) if self.roots is None else self.roots.sum
-        return n * prod(self.positions)
+        return n * prod(self.x.shape[2:])
 
     def weighed(self, weights: Sequence[float]) -> "ColumnRows | None":
         """The same with weights that wait for the sums."""
         if len(weights) != len(self.x):
             return None
         return replace(self, roots=Roots.of(weights, self.x))
-
-    @property
-    def positions(self) -> tuple[int, ...]:
-        """The size of the layer's input."""
-        return tuple(self.x.shape[2:])
-
-    def thinned(self, every: int, turn: int) -> "ColumnRows":
-        """Some positions of ``x``."""
-        first = offsets(self.positions, every, turn)
-        return replace(self, x=self.x[(..., *(slice(start, None, every) for start in first))])
 
     def part(self, start: int, stop: int, of: int) -> "ColumnRows | None":
         """The rows of some examples."""
@@ -288,11 +269,6 @@ class ColumnRows(Rows):
         sums = torch.stack([mean, variance.addcmul_(mean, mean)]).sum(dim=1 + over)
         total, square = sums.mul_(len(M))
         return total, square
-
-
-def offsets(positions: Sequence[int], every: int, turn: int) -> list[int]:
-    """The first of every so many positions, for every dimension; another one at every turn."""
-    return [turn // every**i % every % size for i, size in enumerate(positions)]
 
 
 def span_of(count: int, start: int, stop: int, of: int) -> slice | None:

@@ -52,7 +52,6 @@ class Origin:
     weight: float = 1.0
 
 
-ENOUGH, PER_COLUMN = 1024, 6  # rows of a look, see `positions_per_row`
 EVERYTHING = (Origin("all", float("inf")),)
 _Span = tuple[Origin, int, int]  # of examples of one forward pass, in this process
 
@@ -115,7 +114,6 @@ class StepWatch:
         widest: columns up to which rows of all parts are handed on together, each example
             multiplied with the root of its weight.
         active: whether the step that is under way is to be looked at.
-        look: how many steps were looked at before, by which positions are chosen where few do.
         instead: rows functions to use for these types, in place of the registered ones.
         verifier: looks at the first call of every layer.
     """
@@ -128,7 +126,6 @@ class StepWatch:
     labels: torch.Generator | None = None
     widest: int = 0
     active: Callable[[], bool] = lambda: True
-    look: Callable[[], int] = lambda: 0
     instead: Mapping[type[nn.Module], RowsFunction] = field(default_factory=dict)
     verifier: Verifier | None = None
 
@@ -370,15 +367,11 @@ class _Call:
 
     def _weighed(self, site: Site, rows: Rows | None, spans: Sequence[_Span]) -> Rows | None:
         """The rows of all parts, where they can be weighed in one matrix; None to part them."""
-        if rows is None or site.width(rows.shape[2]) > self.watch.widest:
+        if len(spans) < 2 or rows is None or site.width(rows.shape[2]) > self.watch.widest:
             return None
         if site.mixed or sum(stop - start for _, start, stop in spans) < self.forward.n:
             return None
-        every = positions_per_row(rows)
-        if len(spans) < 2 and every == 1:
-            return None
-        some = rows if every == 1 else rows.thinned(every, self.watch.look())
-        return some.weighed(_weights(tuple(spans), rows.mass / some.mass))
+        return rows.weighed(_weights(tuple(spans)))
 
     def _hand_on_part(
         self,
@@ -418,21 +411,10 @@ class _Call:
         return D[:, span] if keep is None else D[:, span][:, keep]
 
 
-def positions_per_row(rows: Rows) -> int:
-    """Every which position of a dimension is enough for a Gram matrix.
-
-    Of all rows, at least `ENOUGH` are left, and `PER_COLUMN` for each column.
-    """
-    _, count, d = rows.shape
-    dims = len(rows.positions)
-    most = count // max(ENOUGH, PER_COLUMN * d)
-    return int((most + 0.5) ** (1 / dims)) if dims and most > 1 else 1
-
-
 @lru_cache(maxsize=64)
-def _weights(spans: tuple[_Span, ...], times: float) -> tuple[float, ...]:
-    """Of every example, times what each of its rows stands for."""
-    return tuple(part.weight * times for part, start, stop in spans for _ in range(start, stop))
+def _weights(spans: tuple[_Span, ...]) -> tuple[float, ...]:
+    """Of every example; the same for all layers of a forward pass."""
+    return tuple(part.weight for part, start, stop in spans for _ in range(start, stop))
 
 
 def _backward() -> int:

@@ -284,7 +284,6 @@ class StepwiseRule(GramRule):
             labels=self._labels,
             widest=self.max_dim,
             active=lambda: sums.looking,
-            look=lambda: sums.looked,
             instead=self._source.instead,
             verifier=self._verifier,
         )
