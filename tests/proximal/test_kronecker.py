@@ -1,6 +1,7 @@
 """The two-sided rule against dense matrices in float64, and the Fisher matrix itself."""
 
 import copy
+from collections import OrderedDict
 from itertools import pairwise
 
 import pytest
@@ -387,14 +388,15 @@ def wide_steps_(rule, model, steps):
             F.cross_entropy(model(x).mean((2, 3)), y).backward()
         rule.step_()
         optimizer.step()
-        seen.append([rule.shrinkage(name) for name in ("0", "2")])
+        seen.append([rule.shrinkage(name) for name in ("b", "a")])
     return seen
 
 
 def wide_net(**options):
     torch.manual_seed(0)
     wide = [nn.Conv2d(60, 60, 3, padding=1, bias=False) for _ in range(2)]
-    model = nn.Sequential(wide[0], nn.ReLU(), wide[1], nn.Conv2d(60, 3, 1)).train()
+    layers = {"b": wide[0], "relu": nn.ReLU(), "a": wide[1], "head": nn.Conv2d(60, 3, 1)}
+    model = nn.Sequential(OrderedDict(layers)).train()
     return model, KroneckerLPR(model, steps=StepOptions(1, 1, 0.9, 1.0), **options)
 
 

@@ -223,14 +223,14 @@ class KroneckerLPR(StepwiseRule):
         )
 
     def _rests(self, site: Site, statistic: Statistic | Sketch, last: Shrinkage) -> bool:
-        """Whether a wide layer keeps the inputs' side of the last rebuild.
+        """Whether a wide layer keeps the inputs' side of the last rebuild, as every second time.
 
-        Every second rebuild, one half of the wide layers at a time: to find directions is most of
-        what a rebuild costs, and of an average that changes little in two windows.
+        To find directions is most of what a rebuild costs, and in two windows the average that they
+        are of changes little. Half of the wide layers take turns with the others.
         """
         if self.tau is not None or not isinstance(last, SpectralShrinkage):
             return False
-        wide = [n for n, one in self._treatments.items() if one.factor.width == last.width]
+        wide = sorted(n for n, one in self._treatments.items() if one.factor.width == last.width)
         due = (self._pace.refreshes + wide.index(site.name)) % 2 == 0
         fits = isinstance(statistic, Statistic) and statistic.diagonal.shape[1] == last.width
         return fits and not due and self._pace.refreshes >= RESTS_FROM
