@@ -13,7 +13,7 @@ from proxreplay.models import mlp
 from proxreplay.proximal import GradientRule
 from proxreplay.replay import ClassBalancedMemory
 
-BATCHES = 10  # as many stream batches as one refresh of LPR serves
+BATCHES = 20  # as many as two refreshes of LPR serve, or five rebuilds of KroneckerLPR
 Make = Callable[[nn.Module], GradientRule | None]
 RULES: dict[str, Make] = {
     "er": lambda model: None,

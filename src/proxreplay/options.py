@@ -178,7 +178,7 @@ class KroneckerOptions(Options, prefix="klpr."):
         fisher: loss: gradients of the loss itself; sampled or exact: of the model's predictions.
         norms: normalisation layers: treat, or plain gradient.
         tolerance: with tau, largest error of the inputs' shrinkage in wide layers; else these keep
-            an eighth of their directions; 0 is exact.
+            a twelfth of their directions; 0 is exact.
         tau: absolute damping in place of a strength, as OCAR has it; none for the strength.
         tau_growth: what tau gains per step.
     """

@@ -1,6 +1,8 @@
 """The two-sided rule against dense matrices in float64, and the Fisher matrix itself."""
 
 import copy
+from collections import OrderedDict
+from itertools import pairwise
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from proxreplay.errors import InputError
 from proxreplay.models import GrowingHead, mlp, small_cnn
 from proxreplay.options import StepOptions
 from proxreplay.proximal.layers.calling import logits_of
+from proxreplay.proximal.rules.kronecker import RESTS_FROM
 from proxreplay.proximal.shrinkage.forms import DenseShrinkage, shrinkage_from_state
 from proxreplay.proximal.shrinkage.inverse import dense_inverse_
 from proxreplay.proximal.shrinkage.twosided import (
@@ -372,6 +375,58 @@ def test_resumes_bit_by_bit(options, tmp_path):
     other.load_state_dict(saved["model"])
     other_rule.load_state_dict(saved["rule"])
     run(other, other_rule, range(5, 14))
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+def wide_steps_(rule, model, steps):
+    """Steps that are each looked at; the directions of the wide layers after each."""
+    optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.01), []
+    for i in steps:
+        rng = torch.Generator().manual_seed(i)
+        x, y = torch.randn(4, 60, 4, 4, generator=rng), torch.randint(0, 3, (4,), generator=rng)
+        optimizer.zero_grad()
+        with rule.watched():
+            F.cross_entropy(model(x).mean((2, 3)), y).backward()
+        rule.step_()
+        optimizer.step()
+        seen.append([rule.shrinkage(name) for name in ("b", "a")])
+    return seen
+
+
+def wide_net(**options):
+    torch.manual_seed(0)
+    wide = [nn.Conv2d(60, 60, 3, padding=1, bias=False) for _ in range(2)]
+    layers = {"b": wide[0], "relu": nn.ReLU(), "a": wide[1], "head": nn.Conv2d(60, 3, 1)}
+    model = nn.Sequential(OrderedDict(layers)).train()
+    return model, KroneckerLPR(model, steps=StepOptions(1, 1, 0.9, 1.0), **options)
+
+
+def test_wide_layers_rest_by_turns_on_the_inputs_side_alone():
+    model, rule = wide_net()
+    seen = wide_steps_(rule, model, range(RESTS_FROM + 6))
+    rested = [
+        [now.right is before.right for before, now in zip(*two, strict=True)]
+        for two in pairwise(seen)
+    ]
+    assert not any(map(any, rested[: RESTS_FROM - 1]))
+    assert all(a != b for a, b in rested[RESTS_FROM - 1 :]), "one of both"
+    assert all(x != y for x, y in zip(*[iter(rested[RESTS_FROM - 1 :])] * 2, strict=True)), "turns"
+    assert not any(torch.equal(a[0].left, b[0].left) for a, b in pairwise(seen))
+    exact = wide_net(tolerance=0)
+    seen = wide_steps_(exact[1], exact[0], range(RESTS_FROM + 3))
+    assert len({id(two[0].right) for two in seen}) == RESTS_FROM + 3, "exact ones never rest"
+
+
+def test_wide_layers_that_rest_resume_bit_by_bit(tmp_path):
+    model, rule = wide_net()
+    wide_steps_(rule, model, range(RESTS_FROM + 2))
+    save_state(tmp_path, {"rule": rule.state_dict(), "model": model.state_dict()})
+    wide_steps_(rule, model, range(RESTS_FROM + 2, RESTS_FROM + 7))
+    other, again = wide_net()
+    saved = load_state(tmp_path)
+    other.load_state_dict(saved["model"])
+    again.load_state_dict(saved["rule"])
+    wide_steps_(again, other, range(RESTS_FROM + 2, RESTS_FROM + 7))
     assert all(map(torch.equal, model.parameters(), other.parameters()))
 
 

@@ -6,7 +6,7 @@ Statistics are float32 at least, whatever the precision of the rows.
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, Self
 
@@ -90,7 +90,8 @@ class Roots:
     @classmethod
     def of(cls, weights: Sequence[float], like: Tensor, times: int = 1) -> Self:
         """Of some weights, each for so many rows, on the device of a tensor."""
-        each = torch.tensor(weights, dtype=torch.float64).sqrt_().to(widened(like[:0]))
+        wide = torch.promote_types(like.dtype, torch.float32)
+        each = _roots(tuple(weights), wide, like.device)
         return cls(each if times == 1 else each.repeat_interleave(times), times * sum(weights))
 
     def joined(self, others: Iterable["Roots | None"]) -> "Roots":
@@ -106,6 +107,12 @@ class Roots:
     def from_state(cls, state: Mapping[str, Any]) -> Self | None:
         """The inverse of `state`; None for rows that all count alike."""
         return cls(state["roots"], state["weights"]) if "roots" in state else None
+
+
+@lru_cache(maxsize=64)
+def _roots(weights: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One tensor for the same weights of all layers; not to be overwritten."""
+    return torch.tensor(weights, dtype=torch.float64).sqrt_().to(device, dtype)
 
 
 @dataclass(frozen=True)
@@ -191,6 +198,7 @@ class ColumnRows(Rows):
     x: Tensor  # [n, groups, *positions], any memory format; one group for every channel
     shift: Tensor | None = None  # [groups]; None for 0
     scale: Tensor | None = None  # [groups]; None for 1
+    roots: Roots | None = None  # of the weights, one for each example; None for 1
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -203,7 +211,21 @@ class ColumnRows(Rows):
         Z = widened(self.x).transpose(0, 1).reshape(self.shape)
         if self.shift is not None:
             Z = Z - self.shift[:, None, None]
+        if self.roots is not None:
+            Z = Z * self.roots.each.repeat_interleave(Z.shape[1] // len(self.x))[:, None]
         return Z if self.scale is None else Z * self.scale[:, None, None]
+
+    @property
+    def mass(self) -> float:
+        """The sum of the weights of all rows."""
+        n = len(self.x) if self.roots is None else self.roots.sum
+        return n * prod(self.x.shape[2:])
+
+    def weighed(self, weights: Sequence[float]) -> "ColumnRows | None":
+        """The same with weights that wait for the sums."""
+        if len(weights) != len(self.x):
+            return None
+        return replace(self, roots=Roots.of(weights, self.x))
 
     def part(self, start: int, stop: int, of: int) -> "ColumnRows | None":
         """The rows of some examples."""
@@ -229,6 +251,12 @@ class ColumnRows(Rows):
         """
         groups = self.x.shape[1]
         last = self.x.movedim(1, -1)
+        if self.roots is not None:
+            Z = widened(last.reshape(-1, groups))
+            Z = Z.clone() if self.shift is None else Z - self.shift
+            weights, each = self.roots.each.square(), (len(self.x), -1)
+            total = (weights @ Z.view(each)).view(-1, groups).sum(dim=0)
+            return total, (weights @ Z.square_().view(each)).view(-1, groups).sum(dim=0)
         if last.is_contiguous():
             M, over = last.reshape(-1, last.shape[-2] if last.ndim > 2 else 1, groups), 0
         else:

@@ -13,6 +13,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -370,9 +372,7 @@ class _Call:
             return None
         if site.mixed or sum(stop - start for _, start, stop in spans) < self.forward.n:
             return None
-        return rows.weighed(
-            [part.weight for part, start, stop in spans for _ in range(start, stop)]
-        )
+        return rows.weighed(_weights(tuple(spans)))
 
     def _hand_on_part(
         self,
@@ -412,6 +412,12 @@ class _Call:
         return D[:, span] if keep is None else D[:, span][:, keep]
 
 
+@lru_cache(maxsize=64)
+def _weights(spans: tuple[_Span, ...]) -> tuple[float, ...]:
+    """Of every example; the same for all layers of a forward pass."""
+    return tuple(part.weight for part, start, stop in spans for _ in range(start, stop))
+
+
 def _backward() -> int:
     """The number of the backward pass that is running; -1 for none."""
     return torch._C._current_graph_task_id()
@@ -423,10 +429,18 @@ def _described(output: Any) -> str:
 
 def _parameters(module: nn.Module) -> list[str]:
     """The names of a module's arguments; traced modules have none."""
+    forward = module.forward
     try:
-        return [*inspect.signature(module.forward).parameters]
+        if isinstance(forward, MethodType):
+            return _names(forward.__func__)[1:]
+        return [*inspect.signature(forward).parameters]
     except ValueError:
         return []
+
+
+@lru_cache(maxsize=1024)
+def _names(function: FunctionType) -> list[str]:
+    return [*inspect.signature(function).parameters]
 
 
 def _takers(model: nn.Module) -> Iterator[nn.Module]:

@@ -23,7 +23,7 @@ from proxreplay.proximal.rules.layerwise import Treatment
 from proxreplay.proximal.rules.norms import plain_norm
 from proxreplay.proximal.rules.stepwise import StepwiseRule
 from proxreplay.proximal.shrinkage.choose import shrinkage_of
-from proxreplay.proximal.shrinkage.forms import DenseShrinkage, Shrinkage
+from proxreplay.proximal.shrinkage.forms import DenseShrinkage, Shrinkage, SpectralShrinkage
 from proxreplay.proximal.shrinkage.inverse import dense_inverse_
 from proxreplay.proximal.shrinkage.spectral import Pace
 from proxreplay.proximal.shrinkage.twosided import (
@@ -39,6 +39,8 @@ from proxreplay.proximal.statistics.few import FewRows
 from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
 
+COLUMNS_PER_DIRECTION = 12  # of wide layers, on the inputs' side
+RESTS_FROM = 6  # rebuilds; until then the moving average changes fast
 EXACT_UP_TO = 128  # columns and outputs: below, eigenvectors cost next to nothing
 
 
@@ -208,6 +210,8 @@ class KroneckerLPR(StepwiseRule):
     def _right(
         self, site: Site, statistic: Statistic | Sketch, omega: float, last: Shrinkage | None
     ) -> Shrinkage | str:
+        if last is not None and self._rests(site, statistic, last):
+            return last
         return shrinkage_of(
             statistic,
             omega,
@@ -215,8 +219,21 @@ class KroneckerLPR(StepwiseRule):
             pace=self._pace,
             out=site.out(unwrap(self.model), statistic.d),
             before=last,
-            cheap=self.tau is None,
+            columns=COLUMNS_PER_DIRECTION if self.tau is None else None,
         )
+
+    def _rests(self, site: Site, statistic: Statistic | Sketch, last: Shrinkage) -> bool:
+        """Whether a wide layer keeps the inputs' side of the last rebuild, as every second time.
+
+        To find directions is most of what a rebuild costs, and in two windows the average that they
+        are of changes little. Half of the wide layers take turns with the others.
+        """
+        if self.tau is not None or not isinstance(last, SpectralShrinkage):
+            return False
+        wide = sorted(n for n, one in self._treatments.items() if one.factor.width == last.width)
+        due = (self._pace.refreshes + wide.index(site.name)) % 2 == 0
+        fits = isinstance(statistic, Statistic) and statistic.diagonal.shape[1] == last.width
+        return fits and not due and self._pace.refreshes >= RESTS_FROM
 
     def _from_one_side(
         self,

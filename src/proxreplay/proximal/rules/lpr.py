@@ -24,7 +24,7 @@ from proxreplay.proximal.layers.torch_layers import batchnorm_rows
 from proxreplay.proximal.rules.cost import counted_work
 from proxreplay.proximal.rules.incoming import IncomingRule
 from proxreplay.proximal.rules.layerwise import Treatment
-from proxreplay.proximal.shrinkage.choose import shrinkage_of
+from proxreplay.proximal.shrinkage.choose import COLUMNS_PER_DIRECTION, shrinkage_of
 from proxreplay.proximal.shrinkage.spectral import Pace
 from proxreplay.proximal.shrinkage.strength import (
     AnyStrength,
@@ -155,6 +155,7 @@ class LPR(IncomingRule):
         spared = self._spared(model, site, n_eff)
         omega = self._strength(model, site).of(statistic, spared)
         before = self._treatments.get(site.name)
+        known = isinstance(self.strength, RelativeStrength) or not self.needs_refresh
         Lambda = shrinkage_of(
             statistic,
             omega,
@@ -162,7 +163,7 @@ class LPR(IncomingRule):
             pace=self._pace,
             out=site.out(model, statistic.d),
             before=None if before is None else before.factor,
-            cheap=isinstance(self.strength, RelativeStrength) or not self.needs_refresh,
+            columns=COLUMNS_PER_DIRECTION if known else None,
         )
         return Lambda if isinstance(Lambda, str) else Treatment(site, Lambda, n_eff, omega)
 

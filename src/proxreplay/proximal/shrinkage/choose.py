@@ -13,7 +13,7 @@ from proxreplay.proximal.statistics.few import FewRows
 from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
 
-COLUMNS_PER_DIRECTION = 8  # a quarter of the products of a dense factor
+COLUMNS_PER_DIRECTION = 8  # a quarter of the products of a dense factor, for `columns`
 SPECTRAL_FROM = 512  # columns; below, a product costs less than finding out how to save it
 
 
@@ -25,7 +25,7 @@ def shrinkage_of(
     pace: Pace,
     out: int,
     before: Shrinkage | None = None,
-    cheap: bool = False,
+    columns: int | None = None,
 ) -> Shrinkage | str:
     """``(I + omega Z'Z)^-1``, or why there is none.
 
@@ -36,8 +36,8 @@ def shrinkage_of(
         pace: how often refreshes come.
         out: rows of the gradient per group.
         before: the shrinkage of the refresh before, whose directions are followed.
-        cheap: whether a wide layer gets as many directions as cost a quarter of its products, and
-            the mean of all others, whatever the error.
+        columns: per direction that a wide layer keeps, whatever the error; all others are taken by
+            their mean. None for as many directions as the tolerance needs.
     """
     if isinstance(statistic, FewRows):
         return row_inverse(statistic.B, omega)
@@ -47,10 +47,10 @@ def shrinkage_of(
     if statistic.picked is not None:
         return tied_inverse(G, statistic.picked.to(G), statistic.d, omega)
     if tolerance > 0 and len(G) == 1 and G.shape[1] >= SPECTRAL_FROM:
-        if cheap:
+        if columns is not None:
             known = isinstance(before, SpectralShrinkage) and before.width == G.shape[1]
             start = before.followed[0].to(G) if known else None  # type: ignore[union-attr]
-            return leading(G[0], omega, G.shape[1] // COLUMNS_PER_DIRECTION, start)
+            return leading(G[0], omega, G.shape[1] // columns, start)
         few = _leading_directions(G[0], omega, tolerance, pace, out, before)
         if few is not None:
             return few

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from proxreplay.proximal.shrinkage.forms import (
+    DenseShrinkage,
     Shrinkage,
     register_form,
     shrinkage_from_state,
@@ -95,14 +96,24 @@ class SidesShrinkage(Shrinkage):
 
     def apply(self, M: Tensor) -> Tensor:
         """Both sides, the narrow one first."""
+        M = self._from_left(M)
+        self.right.apply_(M)
+        return M
+
+    def apply_(self, M: Tensor) -> None:
+        """``M <- gain (left M) right``, where the last product can write it in place."""
+        if isinstance(self.right, DenseShrinkage) and self.width > 1:
+            torch.bmm(self._from_left(M), self.right.Lambda, out=M)
+        else:
+            M.copy_(self.apply(M))
+
+    def _from_left(self, M: Tensor) -> Tensor:
+        """``gain left M`` in memory of its own."""
         out = self.left.shape[1]
         M = M if self.gain == 1 else M * self.gain
         if M.shape[1] > out:
-            M = torch.cat([torch.bmm(self.left, M[:, :out]), M[:, out:]], dim=1)
-        else:
-            M = torch.bmm(self.left, M)
-        self.right.apply_(M)
-        return M
+            return torch.cat([torch.bmm(self.left, M[:, :out]), M[:, out:]], dim=1)
+        return torch.bmm(self.left, M)
 
     def restricted(self, kept: Tensor) -> "SidesShrinkage":
         """With the columns' side restricted."""

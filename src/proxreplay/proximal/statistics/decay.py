@@ -26,7 +26,7 @@ class Aged:
 
     def instead_of(self, newest: Statistic | Sketch) -> Statistic | Sketch:
         """``A / weight`` as a statistic of as many examples as the newest one."""
-        whole = self.mean.plus(newest.samples / self.weight, None, 0.0)
+        whole = self.mean.times(newest.samples / self.weight)
         return replace(whole, samples=newest.samples)
 
     def state(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def aged(before: Aged | None, new: Statistic | Sketch, r: float) -> Aged:
 
     Args:
         before: the average until then; a site that has changed its columns starts again.
-        new: the statistic of this refresh.
+        new: the statistic of this refresh; it may be overwritten.
         r: how much of the past stays, in [0, 1).
     """
     share = (1 - r) / new.samples

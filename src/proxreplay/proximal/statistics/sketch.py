@@ -66,6 +66,10 @@ class Sketch:
             == (other.B.shape[::2], other.B.dtype, other.rank)
         )  # fmt: skip
 
+    def times(self, share: float) -> Self:
+        """``share * self``."""
+        return self.plus(share, None, 0.0)
+
     def plus(self, share: float, before: Self | None, stays: float) -> Self:
         """A sketch of ``stays * before + share * self``, with the bound on its error."""
         rows, B, dropped = self.rows * share, self.B * share**0.5, self.dropped * share

@@ -48,14 +48,20 @@ class Statistic:
             and (self.picked is None or self.picked.shape == other.picked.shape)  # type: ignore[union-attr]
         )
 
+    def times(self, share: float) -> Self:
+        """``share * self`` in memory of its own, in the precision of the rows."""
+        return replace(self, G=self.G.to(self.dtype, copy=True)).plus(share, None, 0.0)
+
     def plus(self, share: float, before: Self | None, stays: float) -> Self:
-        """``stays * before + share * self``, in the precision of the rows."""
-        G, rows, picked = self.G.to(self.dtype), self.rows * share, self.picked
+        """``stays * before + share * self``, in the precision of the rows and the memory of ``G``.
+
+        Large matrices that come and go cost more than their sums.
+        """
+        G, rows, picked = self.G.to(self.dtype).mul_(share), self.rows * share, self.picked
         if before is None:
-            G = G * share
             picked = None if picked is None else picked * share
         else:
-            G = (before.G.to(G.device) * stays).add_(G, alpha=share)
+            G.add_(before.G.to(G.device), alpha=stays)
             rows += before.rows * stays
             if picked is not None and before.picked is not None:
                 picked = before.picked.to(G.device) * stays + picked * share
