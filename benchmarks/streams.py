@@ -20,11 +20,14 @@ from proxreplay.experiments.jobs import comparison
 from proxreplay.experiments.recipes import find_method
 from proxreplay.experiments.results import StoredRun, find_runs
 
+ITSELF = {"lpr.omega_0": None, "lpr.beta": 1.0}
 METHODS = {
     "er": {},
-    "lpr-er": {"lpr.omega_0": None, "lpr.beta": 1.0},
+    "lpr-er": ITSELF,
     "klpr-er": {},
     "er-avg": {},
+    "lpr-er-avg": ITSELF,
+    "klpr-er-avg": {},
     "anytime": {},
 }
 MEASURES = ("acc", "aaa", "wc_acc")
