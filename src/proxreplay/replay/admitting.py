@@ -88,6 +88,8 @@ class Admitting(Predictor):
         if len(self.memory) == 0:
             return
         self.intake.kind = InputKind.of(self.memory.inputs(1, torch.Generator()))
+        if self.companion is not None:
+            self.companion.check(self._see(self.memory.inputs(1, torch.Generator())))
         labels = torch.tensor(list(self.memory.class_counts))
         self.intake.check_reach(labels)
         _, self.intake.labels = self.intake.labels.meet(labels)
