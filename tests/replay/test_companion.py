@@ -325,6 +325,10 @@ def test_it_needs_no_average() -> None:
 def test_wrong_options_are_named() -> None:
     with pytest.raises(InputError, match=r"companion\.weight=-1"):
         CompanionOptions(weight=-1)
+    with pytest.raises(InputError, match=r"companion\.weight=1e\+39; give at most"):
+        CompanionOptions(weight=1e39)  # times a logarithm it is infinite
+    with pytest.raises(InputError, match=r"companion\.shrinkage=1e-15; give .* at least 1e-09"):
+        CompanionOptions(shrinkage=1e-15)  # the covariance of few examples has no inverse then
     with pytest.raises(InputError, match="companion is True"):
         Learner(mlp(FEATURES), companion=True)
 
@@ -366,6 +370,19 @@ def test_what_is_served_stays_when_classes_come_and_go() -> None:
     assert published.predict(x).probabilities == before
     one.forget(label=1)
     assert published.predict(x).probabilities == before
+
+
+def test_a_forgotten_class_leaves_no_row_behind() -> None:
+    companion = grown(30)
+    companion.forget_(1)
+    assert not companion.weight[1].any()
+    assert not companion.bias[1]
+    means = companion.statistic.means[[0, 2]]
+    torch.testing.assert_close(companion._centre, means.mean(dim=0))
+    companion.forget_(0)
+    companion.forget_(2)
+    assert not companion.weight.any()
+    assert not companion._centre.any()
 
 
 def test_after_forgetting_the_covariance_is_inverted_again_as_soon_as_there_is_more() -> None:

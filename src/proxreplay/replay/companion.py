@@ -125,6 +125,8 @@ class Companion:
         self.statistic.forget_(label)
         self.known = self._met()
         self._inverted_at = min(self._inverted_at, float(self.statistic.counts.sum()))
+        self._centre = self.statistic.means[self.known].sum(dim=0) / max(1, len(self.known))
+        self.weight, self.bias = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
         if len(self.known):
             self._follow_(self.known)
 
