@@ -84,6 +84,7 @@ X = x
 NAMED = LOOP + "model, y = mlp(4), ['customer 1', 'customer 2', 'customer 3'] * 4"
 BEFORE = {  # what a page takes for granted
     "README.md": LOOP,
+    "companion.md": LOOP + "from proxreplay import CompanionOptions",
     "lpr.md": LOOP,
     "rules.md": LOOP,
     "replay.md": NAMED,

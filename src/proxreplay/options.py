@@ -227,7 +227,7 @@ class FloorOptions(Options, prefix="floor."):
     """
 
     filters: Count = 64
-    shrinkage: Fraction = 0.1
+    shrinkage: Annotated[float, fraction, partial(at_least, 1e-9)] = 0.1  # less has no inverse
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ class CompanionOptions(FloorOptions, prefix="companion."):
         weight: of its logarithms of probabilities; 0 for no companion.
     """
 
-    weight: Amount = 1.0
+    weight: Strength = 1.0
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,10 @@ def grown(batches: int, *, classes: int = 3, size: int = 10, **options) -> Compa
 
 def learner(companion: CompanionOptions | None = None, seed: int = 0, **options) -> Learner:
     torch.manual_seed(seed)
-    parts = {"memory": UnlimitedMemory(), "steps_per_batch": 1, **options}
+    parts = {"memory": UnlimitedMemory(), "steps_per_batch": 1, "lr": 0.05, **options}
     companion = CompanionOptions() if companion is None else companion
-    return Learner(mlp(FEATURES, hidden=(8,)), companion=companion, lr=0.05, **parts)
+    model = parts.pop("model", None) or mlp(FEATURES, hidden=(8,))
+    return Learner(model, companion=companion, **parts)
 
 
 def taught(batches: int = 12, **options) -> Learner:
@@ -324,6 +325,10 @@ def test_it_needs_no_average() -> None:
 def test_wrong_options_are_named() -> None:
     with pytest.raises(InputError, match=r"companion\.weight=-1"):
         CompanionOptions(weight=-1)
+    with pytest.raises(InputError, match=r"companion\.weight=1e\+39; give at most"):
+        CompanionOptions(weight=1e39)  # times a logarithm it is infinite
+    with pytest.raises(InputError, match=r"companion\.shrinkage=1e-15; give .* at least 1e-09"):
+        CompanionOptions(shrinkage=1e-15)  # the covariance of few examples has no inverse then
     with pytest.raises(InputError, match="companion is True"):
         Learner(mlp(FEATURES), companion=True)
 
@@ -344,3 +349,113 @@ def test_a_run_records_every_predictor(tmp_path: Path) -> None:
     names = {"blend", "average", "both", "companion"}
     assert names <= result.predictors.keys()
     assert result.measures["aaa"] != result.predictors["blend"]["aaa"]
+
+
+class Sturdy(nn.Module):
+    """Learns from numbers of any size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.clamp(-1, 1))
+
+
+def test_what_is_served_stays_when_classes_come_and_go() -> None:
+    one, (x, _) = taught(), examples(20, seed=8)
+    published = Published.of(one, 0, 0)
+    before = published.predict(x).probabilities
+    one.learn(*examples(20, classes=5))
+    assert published.predict(x).probabilities == before
+    one.forget(label=1)
+    assert published.predict(x).probabilities == before
+
+
+def test_a_forgotten_class_leaves_no_row_behind() -> None:
+    companion = grown(30)
+    companion.forget_(1)
+    assert not companion.weight[1].any()
+    assert not companion.bias[1]
+    means = companion.statistic.means[[0, 2]]
+    torch.testing.assert_close(companion._centre, means.mean(dim=0))
+    companion.forget_(0)
+    companion.forget_(2)
+    assert not companion.weight.any()
+    assert not companion._centre.any()
+
+
+def test_after_forgetting_the_covariance_is_inverted_again_as_soon_as_there_is_more() -> None:
+    companion, x = grown(30), torch.randn(40, FEATURES) * 30
+    for label in (0, 1, 2):
+        companion.forget_(label)
+    companion.observe_(x, torch.arange(40) % 2)
+    inverse = torch.linalg.inv(companion.statistic.covariance()).float()
+    torch.testing.assert_close(companion._inverse, inverse, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [1e15, 1e20, 3e38])
+def test_numbers_of_any_size_are_learned_and_predicted(size: float) -> None:
+    one = learner(model=Sturdy())
+    x, y = examples(60)
+    one.learn_stream((x * size / 10).clamp(-3e38, 3e38), y)
+    alike = torch.ones(60, FEATURES) * y[:, None] / 3 * size  # no covariance at all
+    for inputs in (x * size / 100, alike):
+        assert bool(one.predict_proba(inputs.clamp(-3e38, 3e38)).isfinite().all())
+    other = learner(model=Sturdy())
+    other.learn_stream(alike, y)
+    networks = other.predict_proba(alike, predictor="blend")
+    assert other.companion.strength == 0
+    torch.testing.assert_close(other.predict_proba(alike), networks)
+
+
+def test_numbers_that_only_double_precision_has_are_learned() -> None:
+    one = learner(model=Sturdy().double())
+    x, y = examples(60)
+    one.learn_stream(x.double() * 1e200, y)
+    weights = torch.full((60,), 1e300, dtype=torch.float64)
+    one.learn_stream(x.double(), y, sample_weight=weights)
+    assert bool(one.predict_proba(x.double()).isfinite().all())
+
+
+def test_half_precision_holds_what_it_is_sure_of() -> None:
+    one, y = learner(model=Sturdy().half()), torch.arange(30) % 3
+    x = (torch.ones(30, FEATURES) * y[:, None]).half()  # no covariance: it is as sure as can be
+    one.learn_stream(x, y)
+    assert float(one.logits(x, predictor="companion").min()) < -1e5
+    assert bool(one.predict_proba(x).isfinite().all())
+
+
+def test_single_numbers_are_vectors_of_one() -> None:
+    class Scalar(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x[:, None])
+
+    x, y = torch.linspace(-1, 1, 30), torch.arange(30) % 3
+    one = learner(model=Scalar())
+    one.learn_stream(x, y)
+    assert one.predict(x, predictor="companion").shape == (30,)
+
+
+def test_a_fixed_head_tells_how_many_outputs_there_are() -> None:
+    earlier, (x, y) = taught(), examples(30, seed=4)
+    fresh = learner(model=nn.Linear(FEATURES, 7))
+    assert fresh.logits(x, predictor="companion").shape == (30, 7)
+    later = learner(model=nn.Linear(FEATURES, 7), memory=earlier.memory)
+    assert (later.predict(x, predictor="companion") == y.numpy()).mean() > 0.9
+
+
+def test_a_memory_of_what_has_no_random_features_is_refused() -> None:
+    memory = UnlimitedMemory()
+    tokens = Batch(torch.randint(0, 5, (9, FEATURES)), torch.arange(9) % 3)
+    memory.add(tokens, torch.Generator())
+    with pytest.raises(InputError, match=r"companion looks at images or vectors.*int64"):
+        learner(model=mlp(FEATURES), memory=memory)
+
+
+def test_without_weight_there_is_none() -> None:
+    assert learner(companion=CompanionOptions(weight=0)).companion is None

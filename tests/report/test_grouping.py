@@ -34,6 +34,25 @@ def test_seeds_make_a_group_and_settings_that_matter_split_it(tmp_path: Path) ->
     assert seeds == [0, 1]
 
 
+def test_a_companion_makes_a_group_of_its_own_and_is_not_the_paper_s(tmp_path: Path) -> None:
+    with_one = {"companion.weight": 1.0}
+    write_run(tmp_path / "a", "er")
+    write_run(tmp_path / "b", "er", 1, settings={"companion.filters": 8})  # there is none
+    write_run(tmp_path / "c", "er", settings=with_one)
+    write_run(tmp_path / "d", "slda")
+    write_run(tmp_path / "e", "slda", 1, settings=with_one)  # nothing to a floor
+    (section,) = read_study([tmp_path]).sections
+    assert {g.label: len(g.runs) for g in section.groups} == {
+        "ER, companion.weight=0": 2,
+        "ER, companion.weight=1": 1,
+        "Streaming LDA (floor)": 2,
+    }
+    ours = {"benchmark": "split-cifar100", "settings": {"capacity": 2000, **with_one}}
+    write_run(tmp_path / "own" / "f", "er", **ours)
+    (section,) = read_study([tmp_path / "own"]).sections
+    assert not section.as_in_the_paper(section.groups[0])
+
+
 def test_labels_say_what_is_unset_as_users_write_it_and_leave_out_what_does_nothing(
     tmp_path: Path,
 ) -> None:

@@ -83,7 +83,7 @@ def build_learner(
         None if method.rule is None else method.rule(network, config, steps),
         loss=_loss(config, method),
         averaging=config.averaging if method.averaged else None,
-        companion=config.companion if config.companion.weight > 0 else None,
+        companion=config.companion,
         lr=config.lr,
         steps_per_batch=config.steps_per_batch,
         replay_batch=config.replay_batch,

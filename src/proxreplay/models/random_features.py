@@ -37,6 +37,6 @@ class RandomFeatures(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Features ``[n, features]``."""
         if not self.image:
-            return F.linear(x.flatten(1), self.weight).relu()
+            return F.linear(x.reshape(len(x), -1), self.weight).relu()
         responses = F.conv2d(x, self.weight, padding=KERNEL // 2).relu()
         return F.adaptive_avg_pool2d(responses, POOLED).flatten(1)

@@ -87,7 +87,10 @@ class Admitting(Predictor):
         """Get ready for what a memory holds that was filled before."""
         if len(self.memory) == 0:
             return
-        self.intake.kind = InputKind.of(self.memory.inputs(1, torch.Generator()))
+        one = self.memory.inputs(1, torch.Generator())
+        if self.companion is not None:
+            self.companion.check(self._see(one))
+        self.intake.kind = InputKind.of(one)
         labels = torch.tensor(list(self.memory.class_counts))
         self.intake.check_reach(labels)
         _, self.intake.labels = self.intake.labels.meet(labels)

@@ -26,6 +26,7 @@ GROWTH = 1.1  # examples, in those of the last inverse, after which the next one
 ENOUGH = 10  # examples of a class, before its further ones are used for judging
 WORST = 3.0  # of a loss, in those of guessing: one grave error outweighs no more than that
 RATE = 0.01  # of a batch in the moving averages of losses
+LARGEST = 1e15  # number or weight: what is beyond counts as that, and squares stay finite
 
 
 class Companion:
@@ -50,6 +51,7 @@ class Companion:
         self.statistic = SharedCovariance(options)
         self.features: RandomFeatures | None = None
         self.shape: tuple[int, ...] | None = None  # of one input
+        self.known = torch.zeros(0, dtype=torch.int64)  # indices of the classes that have come
         self.weight = torch.zeros(0, 0)  # [classes, d]
         self.bias = torch.zeros(0)
         self.losses = torch.zeros(len(STRENGTHS), dtype=torch.float64)  # in those of guessing
@@ -59,7 +61,7 @@ class Companion:
         self._inverted_at = 0.0  # examples
 
     def __repr__(self) -> str:
-        known, d = len(self._known()), self.weight.shape[1]
+        known, d = len(self.known), self.weight.shape[1]
         return (
             f"LDA of {known} classes on {d} random features, taken to the power {self.strength:.2g}"
         )
@@ -95,18 +97,23 @@ class Companion:
             self._draw_(tuple(inputs.shape[1:]), inputs)
         z = self._seen(inputs)
         self._judge_(z, labels.to(z.device))
-        self.statistic.observe_(z, labels, weights)
+        counted = None if weights is None else weights.clamp_max(LARGEST)
+        self.statistic.observe_(z, labels, counted)
         self._follow_(labels.cpu().unique())
 
     @torch.no_grad()
     def logits(self, inputs: Tensor, outputs: int) -> Tensor:
-        """Logarithms of probabilities, ``[n, outputs]``; it is neutral about unknown classes."""
-        known = self._known()
+        """Logarithms of probabilities, ``[n, outputs]``, at least in single precision.
+
+        It is neutral about unknown classes, and about inputs too large for it.
+        """
+        known, dtype = self.known, _precise(inputs.dtype)
         if len(known) == 0:
-            return torch.zeros(len(inputs), outputs, dtype=inputs.dtype, device=inputs.device)
-        scores = self._scores(self._seen(inputs), known).log_softmax(dim=1)
-        neutral = scores.new_full((len(inputs), outputs), -math.log(len(known)))
-        return neutral.index_copy(1, known.to(scores.device), scores).to(inputs.dtype)
+            return torch.zeros(len(inputs), outputs, dtype=dtype, device=inputs.device)
+        own = self._scores(self._seen(inputs)).log_softmax(dim=1)
+        neutral = own.new_full((len(inputs), outputs), -math.log(len(known)))
+        own = own.where(own.isfinite().all(dim=1, keepdim=True), neutral[:, :1])
+        return neutral.index_copy(1, known.to(own.device), own).to(dtype)
 
     def joined(self, networks: Tensor, own: Tensor) -> Tensor:
         """Logarithms of the probabilities of both; logits ``[n, outputs]`` of each are given."""
@@ -116,8 +123,12 @@ class Companion:
     def forget_(self, label: int) -> None:
         """Know nothing of a class any more."""
         self.statistic.forget_(label)
-        if len(self._known()):
-            self._follow_(self._known())
+        self.known = self._met()
+        self._inverted_at = min(self._inverted_at, float(self.statistic.counts.sum()))
+        self._centre = self.statistic.means[self.known].sum(dim=0) / max(1, len(self.known))
+        self.weight, self.bias = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
+        if len(self.known):
+            self._follow_(self.known)
 
     def _draw_(self, shape: Sequence[int], like: Tensor) -> None:
         filters = math.ceil(PER_INPUT * math.prod(shape) / POOLED**2)
@@ -129,25 +140,25 @@ class Companion:
         """Features ``[n, d]``."""
         assert self.features is not None
         features = self.features.to(inputs.device)
-        z: Tensor = features(inputs.to(features.weight))
+        numbers = inputs.to(features.weight).nan_to_num(0.0).clamp(-LARGEST, LARGEST)
+        z: Tensor = features(numbers)
         return z
 
-    def _known(self) -> Tensor:
-        """Indices of the classes that have come."""
+    def _met(self) -> Tensor:
         return self.statistic.counts.nonzero().flatten()
 
-    def _scores(self, z: Tensor, known: Tensor) -> Tensor:
-        known = known.to(self.weight.device)
+    def _scores(self, z: Tensor) -> Tensor:
+        known = self.known.to(self.weight.device)
         return F.linear(z, self.weight[known].to(z), self.bias[known].to(z))
 
     def _judge_(self, z: Tensor, labels: Tensor) -> None:
         """Take in how well each strength predicts examples that have not been observed."""
-        known, counts = self._known(), self.statistic.counts.to(z.device)
+        known, counts = self.known, self.statistic.counts.to(z.device)
         enough = labels < len(counts)
         enough[enough.clone()] &= counts[labels[enough]] >= ENOUGH
         if len(known) < 2 or not bool(enough.any()):
             return
-        scores = self._scores(z[enough], known).double()
+        scores = self._scores(z[enough]).double()
         column = torch.searchsorted(known.to(z.device), labels[enough])
         guessing = math.log(len(known))
         losses = torch.stack(
@@ -161,11 +172,12 @@ class Companion:
     def _follow_(self, changed: Tensor) -> None:
         """Make the rows of classes anew: of those that changed, or of all with a new inverse."""
         statistic, total = self.statistic, float(self.statistic.counts.sum())
+        self.known = self._met()
         if total >= GROWTH * self._inverted_at:
             factor = torch.linalg.cholesky(statistic.covariance())
             self._inverse = torch.cholesky_inverse(factor).float()
-            self._centre = statistic.means[self._known()].mean(dim=0)
-            self._inverted_at, changed = total, self._known()
+            self._centre = statistic.means[self.known].mean(dim=0)
+            self._inverted_at, changed = total, self.known
         size, d = statistic.means.shape
         weight, bias = grown(self.weight.reshape(-1, d), size), grown(self.bias, size)
         apart, both = (statistic.means[changed] + s * self._centre for s in (-1, 1))
@@ -201,6 +213,7 @@ class Companion:
                 if k.startswith("statistic.")
             }
         )
+        self.known = self._met()
         self.weight, self.bias, self._inverse = (state[k] for k in ("weight", "bias", "inverse"))
         self._centre, self._inverted_at = state["centre"], state["inverted_at"]
         self.losses, self.judged = state["losses"], state["judged"]

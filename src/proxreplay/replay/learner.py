@@ -129,7 +129,7 @@ class Learner(Saving, Admitting):
         check_parts(model, memory, rule, loss, averaging, transform, call, companion)
         if isinstance(averaging, AveragingOptions):
             averaging = EMA.of(model, averaging)
-        partner = None if companion is None else Companion(companion, seed)
+        partner = Companion(companion, seed) if companion and companion.weight > 0 else None
         super().__init__(model, averaging, transform, device, channels_last, call, partner)
         self.memory = ClassBalancedMemory(LearnerOptions.capacity) if memory is None else memory
         self.rule = rule if rule is None else rule.called_by(call)

@@ -172,7 +172,9 @@ class Predictor:
         self, companion: Companion, x: Any, batch_size: int | None, outputs: int | None = None
     ) -> Tensor:
         if outputs is None:
-            outputs = self.heads[0].out_features if self.heads else self.intake.outputs or 0
+            outputs = self.heads[0].out_features if self.heads else self.intake.outputs
+        if outputs is None:
+            outputs = self._try_out(part(self.intake.check(x), slice(1))).number
         found = []
         for view in self._views(x, batch_size):
             companion.check(view)

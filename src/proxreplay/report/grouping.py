@@ -9,7 +9,7 @@ from typing import Any
 
 from proxreplay.experiments.benchmarks import BENCHMARKS
 from proxreplay.experiments.config import UNSET, RunConfig, StreamSettings
-from proxreplay.experiments.configure import configure
+from proxreplay.experiments.configure import configure, has_effect
 from proxreplay.experiments.recipes import LPR_PREFIX, METHODS
 from proxreplay.experiments.results import StoredRun, find_runs, fingerprint
 
@@ -185,8 +185,13 @@ def compared(config: RunConfig) -> dict[str, Any]:
         for key, value in config.flat().items()
         if key not in _NOT_COMPARED
         and not key.startswith(idle)
-        and ("." not in key or method is None or key in method.uses)
+        and ("." not in key or method is None or key in method.uses or _of_companion(key, config))
     }
+
+
+def _of_companion(key: str, config: RunConfig) -> bool:
+    """Any trained method may have one."""
+    return key.startswith("companion.") and has_effect(key, config)
 
 
 def _idle(config: RunConfig) -> tuple[str, ...]:
