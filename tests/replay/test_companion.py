@@ -213,6 +213,17 @@ def test_a_forgotten_class_is_gone_and_the_covariance_stays() -> None:
     assert (one.predict(x) == y.numpy()).mean() > 0.9
 
 
+def test_forgotten_examples_leave_no_rows_of_their_own() -> None:
+    one = learner()
+    x, y = examples(20)
+    learned = one.learn(x, y)
+    before = one.companion.statistic.scatter
+    assert len(one.companion.state_dict()["statistic.recent"]) > 0
+    one.forget(ids=learned.ids[:3])
+    assert len(one.companion.state_dict()["statistic.recent"]) == 0
+    assert torch.equal(one.companion.statistic.scatter, before)
+
+
 def test_forgetting_all_classes_leaves_nothing() -> None:
     companion = grown(5, classes=1)
     companion.forget_(0)

@@ -123,7 +123,7 @@ class SharedCovariance(Statistic):
         between = (moved * (n * k / (n + k)).sqrt()[:, None])[n > 0]
         self._recent = torch.cat([self._recent.reshape(-1, d), within, between])
         if len(self._recent) >= TOGETHER:
-            self._scatter, self._recent = self.scatter, self._recent[:0]
+            self.fold_()
         self.means = means.index_add(0, present, moved * (k / (n + k))[:, None])
         self.counts = counts.index_add(0, present, k)
 
@@ -144,6 +144,10 @@ class SharedCovariance(Statistic):
         if self._scatter.numel() == 0:
             return recent.T @ recent
         return torch.addmm(self._scatter, recent.T, recent)
+
+    def fold_(self) -> None:
+        """Add the rows of the last examples to the scatter, and keep them no longer."""
+        self._scatter, self._recent = self.scatter, self._recent[:0]
 
     def forget_(self, label: int) -> None:
         """Leave a class out from here on.

@@ -250,6 +250,8 @@ class Learner(Saving, Admitting):
             raise InputError("Learner.forget: give either label=... or ids=...")
         if ids is not None:
             removed = self.memory.remove(ids)
+            if self.companion is not None:
+                self.companion.statistic.fold_()
         else:
             index = self.intake.forget(label)
             removed = self.memory.remove_class(index)
