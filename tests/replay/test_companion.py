@@ -251,8 +251,7 @@ def test_a_saved_learner_goes_on_bit_by_bit(tmp_path: Path) -> None:
         assert same, name
 
 
-def test_a_learner_without_one_is_not_taken_for_one_with(tmp_path: Path) -> None:
-    taught().save(tmp_path / "with.safetensors")
+def test_a_learner_without_one_is_not_taken_for_one_with() -> None:
     plain = Learner(mlp(FEATURES, hidden=(8,)), UnlimitedMemory(), lr=0.05, steps_per_batch=1)
     state = taught().state_dict()
     with pytest.raises(InputError, match="saved with companion="):

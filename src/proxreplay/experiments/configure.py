@@ -54,9 +54,7 @@ _OF_METHODS = (
     *("loss.", "averaging.", "distillation.", "lpr.", "refresh.", "step.", "projection."),
     *("klpr.", "floor."),
 )
-_OF_TRAINING = (
-    *("lr", "replay_batch", "steps_per_batch", "compile", "network", "sharded", "companion."),
-)
+_OF_TRAINING = ("lr", "replay_batch", "steps_per_batch", "compile", "network", "sharded")
 _OF_RULES = ("diagnostics.gradients_every", "diagnostics.spectrum")
 _OF_BLURRY = ("stream.disjoint", "stream.blur")
 
@@ -66,7 +64,7 @@ def has_effect(key: str, config: RunConfig) -> bool:
     method = find_method(config.method)
     if key.startswith(_OF_METHODS):
         return key in method.uses
-    if method.floor is not None and key.startswith(_OF_TRAINING):
+    if method.floor is not None and (key in _OF_TRAINING or key.startswith("companion.")):
         return False
     if key in ("companion.filters", "companion.shrinkage"):
         return config.companion.weight > 0
