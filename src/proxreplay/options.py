@@ -121,7 +121,7 @@ class LPROptions(Options, prefix="lpr."):
         omega_0: strength as in the paper; none for one that sets itself (docs/strength.md).
         beta: with omega_0, how fast the strength falls with the number of rows per example.
         tolerance: largest error of the shrinkage in wide layers with omega_0; without, or with
-            statistics=step, these keep an eighth of their directions; 0 is exact (docs/speed.md).
+            statistics=step, these keep 1/16 of their directions; 0 is exact (docs/speed.md).
         rolling: decay of the moving average over refreshes; 0 uses only the newest examples.
         reference: authors for BatchNorm's statistic as in the released code, else paper.
         statistics: refresh: from passes over the memory; step: from the training steps themselves.
@@ -178,7 +178,7 @@ class KroneckerOptions(Options, prefix="klpr."):
         fisher: loss: gradients of the loss itself; sampled or exact: of the model's predictions.
         norms: normalisation layers: treat, or plain gradient.
         tolerance: with tau, largest error of the inputs' shrinkage in wide layers; else these keep
-            a twelfth of their directions; 0 is exact.
+            1/16 of their directions; 0 is exact.
         tau: absolute damping in place of a strength, as OCAR has it; none for the strength.
         tau_growth: what tau gains per step.
     """

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ class ModuleHook:
         self.then = then
         self.first = first
         if "torch._dynamo" in sys.modules:
-            self.then = torch.compiler.disable(then)
+            self.then = partial(_uncompiled(), then)
 
     def __call__(self, module: nn.Module, *rest: Any) -> None:
         """Hand on a call of the module."""
@@ -25,6 +26,17 @@ class ModuleHook:
 
     def __reduce__(self) -> tuple[type["_NoHook"], tuple[()]]:
         return _NoHook, ()
+
+
+@cache
+def _uncompiled() -> Callable[..., None]:
+    """A call that `torch.compile` does not look into; to make it costs more than many a hook."""
+
+    def call(then: Callable[..., None], *args: Any) -> None:
+        then(*args)
+
+    uncompiled: Callable[..., None] = torch.compiler.disable(call)
+    return uncompiled
 
 
 class _NoHook:

@@ -39,7 +39,6 @@ from proxreplay.proximal.statistics.few import FewRows
 from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
 
-COLUMNS_PER_DIRECTION = 12  # of wide layers, on the inputs' side
 RESTS_FROM = 6  # rebuilds; until then the moving average changes fast
 EXACT_UP_TO = 128  # columns and outputs: below, eigenvectors cost next to nothing
 
@@ -219,7 +218,7 @@ class KroneckerLPR(StepwiseRule):
             pace=self._pace,
             out=site.out(unwrap(self.model), statistic.d),
             before=last,
-            columns=COLUMNS_PER_DIRECTION if self.tau is None else None,
+            fixed=self.tau is None,
         )
 
     def _rests(self, site: Site, statistic: Statistic | Sketch, last: Shrinkage) -> bool:

@@ -24,7 +24,7 @@ from proxreplay.proximal.layers.torch_layers import batchnorm_rows
 from proxreplay.proximal.rules.cost import counted_work
 from proxreplay.proximal.rules.incoming import IncomingRule
 from proxreplay.proximal.rules.layerwise import Treatment
-from proxreplay.proximal.shrinkage.choose import COLUMNS_PER_DIRECTION, shrinkage_of
+from proxreplay.proximal.shrinkage.choose import shrinkage_of
 from proxreplay.proximal.shrinkage.spectral import Pace
 from proxreplay.proximal.shrinkage.strength import (
     AnyStrength,
@@ -64,8 +64,8 @@ class LPR(IncomingRule):
         tolerance: how far ``Lambda`` may be off (in the spectral norm, so each eigenvalue) where
             that is cheaper: layers of 512 columns or more keep only the directions that matter,
             found from those of the refresh before. 0 is exact. Without ``omega_0``, or from
-            training steps, such layers keep an eighth of their directions, and the others by
-            their mean (docs/speed.md).
+            training steps, such layers keep a sixteenth of their directions, and treat all others
+            alike (docs/speed.md).
         rolling: decay of the moving average of statistics over refreshes. With 0.8, refreshes from
             a small part of the memory see over time what one from all of it would see, though with
             the network as it was then. 0 uses only the newest examples.
@@ -163,7 +163,7 @@ class LPR(IncomingRule):
             pace=self._pace,
             out=site.out(model, statistic.d),
             before=None if before is None else before.factor,
-            columns=COLUMNS_PER_DIRECTION if known else None,
+            fixed=known,
         )
         return Lambda if isinstance(Lambda, str) else Treatment(site, Lambda, n_eff, omega)
 

@@ -3,6 +3,8 @@
 Which one that is depends on how many steps there are until the next refresh (`Pace`).
 """
 
+import math
+
 from torch import Tensor
 
 from proxreplay.proximal.shrinkage.forms import DenseShrinkage, Shrinkage, SpectralShrinkage
@@ -13,7 +15,8 @@ from proxreplay.proximal.statistics.few import FewRows
 from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
 
-COLUMNS_PER_DIRECTION = 8  # a quarter of the products of a dense factor, for `columns`
+COLUMNS_PER_DIRECTION = 16  # an eighth of the products of a dense factor, where it is `fixed`
+AT_ONCE = 16  # directions: products of other widths take as long as those of the next multiple
 SPECTRAL_FROM = 512  # columns; below, a product costs less than finding out how to save it
 
 
@@ -25,7 +28,7 @@ def shrinkage_of(
     pace: Pace,
     out: int,
     before: Shrinkage | None = None,
-    columns: int | None = None,
+    fixed: bool = False,
 ) -> Shrinkage | str:
     """``(I + omega Z'Z)^-1``, or why there is none.
 
@@ -36,8 +39,8 @@ def shrinkage_of(
         pace: how often refreshes come.
         out: rows of the gradient per group.
         before: the shrinkage of the refresh before, whose directions are followed.
-        columns: per direction that a wide layer keeps, whatever the error; all others are taken by
-            their mean. None for as many directions as the tolerance needs.
+        fixed: whether wide layers keep a fixed share of their directions, whatever the error
+            (`leading`), and not as many as the tolerance needs.
     """
     if isinstance(statistic, FewRows):
         return row_inverse(statistic.B, omega)
@@ -47,10 +50,11 @@ def shrinkage_of(
     if statistic.picked is not None:
         return tied_inverse(G, statistic.picked.to(G), statistic.d, omega)
     if tolerance > 0 and len(G) == 1 and G.shape[1] >= SPECTRAL_FROM:
-        if columns is not None:
+        if fixed:
             known = isinstance(before, SpectralShrinkage) and before.width == G.shape[1]
             start = before.followed[0].to(G) if known else None  # type: ignore[union-attr]
-            return leading(G[0], omega, G.shape[1] // columns, start)
+            rank = math.ceil(G.shape[1] / COLUMNS_PER_DIRECTION / AT_ONCE) * AT_ONCE
+            return leading(G[0], omega, rank, start)
         few = _leading_directions(G[0], omega, tolerance, pace, out, before)
         if few is not None:
             return few

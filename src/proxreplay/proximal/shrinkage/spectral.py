@@ -12,6 +12,7 @@ is off by at most ``h = e / (1 + e) / 2`` in the spectral norm. ``e`` is found f
 steps of a block Lanczos iteration.
 """
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass
 
@@ -107,11 +108,12 @@ def follow(
 
 
 def leading(G: Tensor, omega: float, rank: int, start: Tensor | None = None) -> SpectralShrinkage:
-    """``(I + omega G)^-1`` by the leading directions of ``G``, all others by their mean.
+    """``(I + omega G)^-1`` by the leading directions of ``G``, all others alike.
 
-    With ``m = (tr G - sum s) / (d - rank)``, the mean eigenvalue of the rest, it is the inverse of
-    ``I + omega (U diag(s) U' + m (I - U U'))``, a metric of the same trace. Its cost is known
-    beforehand, whatever the spectrum is.
+    It is the inverse of ``I + omega (U diag(s) U' + m (I - U U'))``. A gradient has more in the
+    directions in which rows have more, so ``m`` is the mean of the other eigenvalues ``e``, each
+    weighed by itself: ``m = sum e^2 / sum e``, from ``tr G`` and the sum of all squares of ``G``.
+    Its cost is known beforehand, whatever the spectrum is.
 
     Args:
         G: ``[d, d]``, symmetric positive semi-definite.
@@ -133,11 +135,26 @@ def leading(G: Tensor, omega: float, rank: int, start: Tensor | None = None) -> 
         s, U = G.new_zeros(0), G[:, :0]
     else:
         s, U = found[0][-rank:], found[1][:, -rank:]
-    rest = max(0.0, float(G.diagonal().sum() - s.sum()) / (d - len(s)))
+    rest = _weighed_mean_of_rest(G, s)
     s = s.clamp_min(rest)
     scale = 1 / (1 + omega * rest)
     f = 1 - (1 + omega * rest) / (1 + omega * s)
     return SpectralShrinkage(U.contiguous()[None], f[None], scale)
+
+
+def _weighed_mean_of_rest(G: Tensor, s: Tensor) -> float:
+    """``sum e^2 / sum e`` over the eigenvalues of ``G`` other than the leading ``s``.
+
+    Never less than their plain mean nor more than the least of ``s``: the difference of two sums of
+    squares may be all rounding.
+    """
+    total = max(0.0, float(G.diagonal().sum() - s.sum()))
+    if total == 0:
+        return 0.0
+    norms = torch.linalg.vector_norm(G, dim=1).double()
+    squares = norms.square().sum() - s.double().square().sum()
+    mean = total / (len(G) - len(s))
+    return max(mean, min(float(squares) / total, float(s[0]) if len(s) else math.inf))
 
 
 def followed(rank: int) -> int:
