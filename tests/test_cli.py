@@ -19,7 +19,7 @@ from proxreplay.cli import app, main
 from proxreplay.cli.display import StudyDisplay
 from proxreplay.cli.options import parse_grid, parse_seeds, parse_sets
 from proxreplay.errors import InputError
-from proxreplay.experiments.config import described, keys
+from proxreplay.experiments.config import described, dump_settings, keys
 from proxreplay.experiments.configure import configure
 from proxreplay.experiments.engines import InlineEngine, Job, Outcome
 from proxreplay.experiments.run import RunProgress
@@ -299,6 +299,46 @@ def test_earlier_names_of_settings_work_with_a_word(tmp_path: Path) -> None:
     assert outcome.exit_code == 0
     assert "memory 30" in outcome.stdout
     assert "'memory' is now called 'capacity'" in outcome.stderr
+
+
+def old_settings(method: str, *dropped: str) -> dict[str, object]:
+    """What a run of an earlier version wrote, which had no settings of these names."""
+    values = configure("split-digits", method, {"stream.limit": 20, "seed": 3}).to_dict()
+    for name in dropped:
+        section, _, key = name.partition(".")
+        del (values[section] if key else values)[key or section]
+    return values
+
+
+@pytest.mark.parametrize("edited", [False, True], ids=["as written", "a copy with less in it"])
+def test_what_an_old_run_does_not_say_is_as_it_was_then(
+    edited: bool, tmp_path: Path, call: Call
+) -> None:
+    old = old_settings("anytime", "companion", "sharded", *(["projection", "seed"] * edited))
+    (tmp_path / "config.yaml").write_text(
+        dump_settings(old) if edited else yaml.safe_dump(old)  # as version 0.1 wrote it
+    )
+    outcome = call("run", "--config", "config.yaml", "--out", "again", "--seed", "3")
+    assert outcome.returncode == 0
+    assert "config.yaml says nothing of companion.weight: 0.0 is taken" in outcome.stderr
+    assert "--set companion.weight=1.0" in outcome.stderr
+    assert outcome.stderr.count("says nothing of") == 1  # nothing else differs from the recipe
+    made = yaml.safe_load((tmp_path / "again" / "config.yaml").read_text())
+    assert made["companion"]["weight"] == 0.0
+
+    words = ["--set", "companion.weight=1", "--seed", "3"]
+    call("run", "--config", "config.yaml", "--out", "today", *words)
+    made = yaml.safe_load((tmp_path / "today" / "config.yaml").read_text())
+    assert made["companion"]["weight"] == 1.0
+
+
+def test_settings_written_by_hand_are_on_top_of_the_recipe(tmp_path: Path, call: Call) -> None:
+    (tmp_path / "mine.yaml").write_text("method: anytime\nlr: 0.5\nstream: {limit: 20}\n")
+    outcome = call("run", "split-digits", "--config", "mine.yaml", "--out", "mine")
+    assert outcome.returncode == 0
+    assert "says nothing of" not in outcome.stderr
+    made = yaml.safe_load((tmp_path / "mine" / "config.yaml").read_text())
+    assert (made["lr"], made["companion"]["weight"]) == (0.5, 1.0)
 
 
 def test_nothing_heavy_is_imported_before_it_is_used() -> None:

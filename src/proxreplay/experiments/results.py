@@ -20,7 +20,7 @@ from proxreplay.evaluation import Trajectory, final_accuracy
 from proxreplay.evaluation.measures import MAIN, numbers
 from proxreplay.evaluation.trajectory import Recorded, Series
 from proxreplay.experiments.config import RunConfig, read_settings
-from proxreplay.experiments.recipes import METHODS
+from proxreplay.experiments.configure import averaging_named
 from proxreplay.files import file_digest, unsigned
 
 Record = dict[str, Any]
@@ -346,20 +346,9 @@ def fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
 def read_config(path: Path) -> RunConfig:
     """The configuration in a YAML file."""
     _check_file(path)
-    config = RunConfig("", "").with_values(_averaging_named(read_settings(path, unchanged=True)))
+    config = RunConfig("", "").with_values(averaging_named(read_settings(path, unchanged=True)))
     json.dumps(config.to_dict())  # a number of thousands of digits can be read but not printed
     return config
-
-
-def _averaging_named(values: dict[str, Any]) -> dict[str, Any]:
-    """A file with a section ``ema`` is from before averages could start other than as a copy."""
-    earlier = values.get("ema")
-    if not isinstance(earlier, dict):
-        return values
-    method = METHODS.get(str(values.get("method")))
-    averaged = method is not None and method.averaged
-    section = {**earlier, "start": "copy", "predict": "average"} if averaged else {}
-    return {k: v for k, v in values.items() if k != "ema"} | {"averaging": section}
 
 
 def _check_file(path: Path) -> None:
