@@ -178,6 +178,42 @@ def test_an_example_that_counts_twice_is_two_examples(seed: int, times: list[int
     torch.testing.assert_close(weighted.scatter, repeated.scatter)
 
 
+@pytest.mark.parametrize("weight", [1e-30, 1e-3, 4e3], ids=["tiny", "small", "large"])
+def test_the_unit_of_weights_does_not_matter(weight: float) -> None:
+    plain, scaled, (x, y) = *(Companion(CompanionOptions()) for _ in range(2)), examples(300)
+    for inputs, labels in zip(x.split(10), y.split(10), strict=True):
+        plain.observe_(inputs, labels)
+        scaled.observe_(inputs, labels, torch.full((10,), weight))
+    assert scaled.judged == plain.judged > 20
+    torch.testing.assert_close(scaled.losses, plain.losses, atol=1e-4, rtol=1e-4)
+
+
+def test_it_is_judged_once_means_are_as_certain_as_those_of_10_equal_examples() -> None:
+    companion, (x, y) = Companion(CompanionOptions()), examples(120, classes=2)
+    weights = torch.ones(120)
+    weights[:2] = 20.0  # the first of each class counts as much as 20 further ones
+    first = None
+    for i in range(0, 120, 2):
+        companion.observe_(x[i : i + 2], y[i : i + 2], weights[i : i + 2])
+        if companion.judged and first is None:
+            first = i // 2  # examples of each class that came before
+    # (20 + n)^2 / (400 + n) is at least 10 from n = 47 on, with the heavy one 48
+    assert first == 48
+
+
+def test_states_from_before_squares_were_kept_are_of_equal_weights() -> None:
+    companion = grown(12)
+    state = companion.state_dict()
+    del state["statistic.squares"]
+    again = Companion(CompanionOptions())
+    again.load_state_dict(state)
+    x, y = examples(10, seed=5)
+    for one in (companion, again):
+        one.observe_(x, y)
+    assert again.judged == companion.judged
+    assert torch.equal(again.losses, companion.losses)
+
+
 def test_sample_weights_of_the_learner_reach_it() -> None:
     one, (x, y) = learner(), examples(10)
     one.learn(x, y, sample_weight=torch.arange(10.0))

@@ -153,9 +153,9 @@ class Companion:
 
     def _judge_(self, z: Tensor, labels: Tensor) -> None:
         """Take in how well each strength predicts examples that have not been observed."""
-        known, counts = self.known, self.statistic.counts.to(z.device)
-        enough = labels < len(counts)
-        enough[enough.clone()] &= counts[labels[enough]] >= ENOUGH
+        known, examples = self.known, self.statistic.examples.to(z.device)
+        enough = labels < len(examples)
+        enough[enough.clone()] &= examples[labels[enough]] >= ENOUGH
         if len(known) < 2 or not bool(enough.any()):
             return
         scores = self._scores(z[enough]).double()
