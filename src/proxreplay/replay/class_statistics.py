@@ -155,7 +155,7 @@ class SharedCovariance(Statistic):
 
     def fold_(self) -> None:
         """Add the rows of the last examples to the scatter, and keep them no longer."""
-        self._scatter, self._recent = self.scatter, self._recent[:0]
+        self._scatter, self._recent = self.scatter, self._recent[:0].clone()  # a view keeps all
 
     def forget_(self, label: int) -> None:
         """Leave a class out from here on.
@@ -165,7 +165,7 @@ class SharedCovariance(Statistic):
         """
         if label < len(self.counts) and self.counts[label] > 0:
             left = 1 - self.counts[label] / self.counts.sum()
-            self._scatter, self._recent = self.scatter * left, self._recent[:0]
+            self._scatter, self._recent = self.scatter * left, self._recent[:0].clone()
             kept = (self.means.clone(), self.counts.clone(), self.squares.clone())
             for tensor in kept:
                 tensor[label] = 0
