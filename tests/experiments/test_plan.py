@@ -48,6 +48,20 @@ def test_a_plain_run_has_no_refreshes() -> None:
     assert dict(planned.described())["tasks"] == "5"
 
 
+@pytest.mark.parametrize("capacity", [50, 400, None])
+def test_a_full_memory_holds_as_much_as_was_planned(capacity: int | None) -> None:
+    config = configure("split-digits", "er", {"capacity": capacity})
+    benchmark = declared(config)
+    dataset = benchmark.load(None)
+    stream = build_stream(config, benchmark, dataset)
+    learner = build_learner(config, benchmark, dataset, stream)
+    assert isinstance(learner, Learner)
+    for batch in stream:
+        learner.remember(batch.inputs, batch.labels)
+    full = learner.memory.nbytes if capacity else len(learner.memory) * learner.memory.row_nbytes
+    assert plan(config).memory_bytes == full
+
+
 def held(thing: object) -> int:
     """Bytes of all tensors that an object has, each storage once."""
     parts = [thing, *(p for p in vars(thing).values() if isinstance(p, SharedCovariance))]

@@ -97,7 +97,6 @@ def plan(config: RunConfig, data_root: Path | None = None, batches: int = 12) ->
         per_refresh = _time_refresh(learner, config.refresh.samples or at_most)
         per_image = _time_evaluation(learner, stream)
     layers = learner.rule.layers if isinstance(learner.rule, LayerwiseRule) else {}
-    row = learner.memory.nbytes / max(len(learner.memory), 1)
     return RunPlan(
         tasks=len(stream.tasks),
         stream_batches=len(stream),
@@ -108,7 +107,7 @@ def plan(config: RunConfig, data_root: Path | None = None, batches: int = 12) ->
         evaluations=len(due),
         evaluated_images=images,
         parameters=sum(p.numel() for p in learner.model.parameters()),
-        memory_bytes=int(row * full),
+        memory_bytes=learner.memory.row_nbytes * full,
         rule_bytes=sum(layer.bytes for layer in layers.values()),
         companion_bytes=_companion_bytes(learner, stream),
         seconds={
