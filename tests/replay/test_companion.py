@@ -21,6 +21,7 @@ from proxreplay.models import mlp
 from proxreplay.replay.class_statistics import SharedCovariance
 from proxreplay.replay.companion import ENOUGH, STRENGTHS, Companion
 from proxreplay.serving.published import Published
+from tests.reference import assert_same_state
 
 FEATURES = 6
 
@@ -288,11 +289,35 @@ def test_a_saved_learner_goes_on_bit_by_bit(tmp_path: Path) -> None:
         assert same, name
 
 
-def test_a_learner_without_one_is_not_taken_for_one_with() -> None:
-    plain = Learner(mlp(FEATURES, hidden=(8,)), UnlimitedMemory(), lr=0.05, steps_per_batch=1)
-    state = taught().state_dict()
-    with pytest.raises(InputError, match="saved with companion="):
-        plain.load_state_dict(state)
+@pytest.mark.parametrize(
+    ("saved", "present", "way_out"),
+    [
+        (1.0, 0.0, "predictor='online' predicts without it"),
+        (0.0, 1.0, "Learner(old.model, old.memory, companion=...) shows it what is remembered"),
+        (1.0, 0.5, "make it as it was, or let Learner.load do so"),
+    ],
+    ids=["dropped", "added", "another weight"],
+)
+def test_one_is_neither_added_nor_dropped_in_silence(
+    saved: float, present: float, way_out: str
+) -> None:
+    state = taught(companion=CompanionOptions(weight=saved)).state_dict()
+    one = taught(4, companion=CompanionOptions(weight=present), seed=1)
+    before = copy.deepcopy(one.state_dict())
+    with pytest.raises(InputError, match="Learner: saved with companion=") as said:
+        one.load_state_dict(state)
+    assert way_out in str(said.value)
+    assert_same_state(one.state_dict(), before)
+
+
+def test_the_way_out_of_having_none_works(tmp_path: Path) -> None:
+    taught(companion=CompanionOptions(weight=0)).save(tmp_path / "old")
+    old = Learner.load(tmp_path / "old")
+    one = Learner(old.model, old.memory, companion=CompanionOptions())
+    assert one.companion is not None
+    assert one.companion.statistic.counts.sum() == len(old.memory) > 0
+    x, y = examples(90, seed=9)
+    assert (one.predict(x, predictor="companion") == y.numpy()).mean() > 0.9
 
 
 def test_copies_are_apart() -> None:
