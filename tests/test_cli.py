@@ -76,6 +76,13 @@ def test_version() -> None:
         (["run", "split-digits", "--set", "lr"], "give KEY=VALUE"),
         (["run", "split-digits", "--config", "nowhere.yaml"], "nowhere.yaml"),
         (["run", "split-mnist"], "proxreplay data fetch mnist"),
+        (["run", "split-mnist", "--data-root", "nowhere"], "proxreplay data fetch mnist"),
+        (["plan", "split-mnist", "--data-root", "nowhere"], "proxreplay data fetch mnist"),
+        (["compare", "split-mnist", "--methods", "er"], "5 of 5 runs failed or were stopped"),
+        (["run", "custom", "--data", "nowhere"], "nowhere does not exist"),
+        (["run", "split-digits", "--sed", "3"], "No such option: --sed"),
+        (["rum"], "No such command 'rum'"),
+        (["figure", "accuracy", "nowhere"], "nowhere: no such folder"),
         (["resume", "nowhere"], "nowhere: no such folder"),
         (
             ["compare", "split-digits", "--methods", "er", "--engine", "slurm"],
@@ -116,9 +123,42 @@ def test_a_users_mistake_is_one_line_and_nothing_is_left(
     words: list[str], message: str, tmp_path: Path, call: Call
 ) -> None:
     outcome = call(*words)
-    assert outcome.returncode in (1, 2)
+    assert outcome.returncode == 2
     assert message in outcome.stderr
+    assert "Traceback" not in outcome.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_folder_of_data_ends_the_real_command_with_2(tmp_path: Path) -> None:
+    """Typed in a shell: as it is installed, in a process of its own."""
+    environment = {**os.environ, "PROXREPLAY_DATA": str(tmp_path / "nowhere")}
+    outcome = subprocess.run(
+        [sys.executable, "-m", "proxreplay", "run", "split-mnist", "--out", str(tmp_path / "run")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome.returncode == 2, outcome.stderr
+    assert "proxreplay data fetch mnist" in outcome.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_fails_on_its_way_ends_with_1(tmp_path: Path, call: Call) -> None:
+    """It was begun as asked for, so the command was right."""
+    words = ["run", "split-digits", "--method", "er", "--out", "run", "--set", "stream.limit=40"]
+    outcome = call(*words, "--set", "lr=1e30")
+    assert outcome.returncode == 1
+    assert "not finite" in outcome.stderr
+    assert (tmp_path / "run" / "failure.txt").exists()
+
+
+def test_a_folder_of_another_run_ends_with_2(tmp_path: Path, call: Call) -> None:
+    words = ["run", "split-digits", "--method", "er", "--out", "run", "--set", "stream.limit=20"]
+    assert call(*words).returncode == 0
+    outcome = call(*words, "--seed", "3")
+    assert outcome.returncode == 2
+    assert "belongs to another configuration" in outcome.stderr
 
 
 def test_debug_shows_the_traceback(call: Call) -> None:
@@ -263,6 +303,7 @@ def test_resume_names_folders_it_cannot_read(tmp_path: Path) -> None:
     assert outcome.exit_code == 1
     assert f"{tmp_path / 'bad'}: " in outcome.stderr.replace("\n", "")
     assert "1 of 2 run folders cannot be read" in outcome.stderr
+    assert CliRunner().invoke(app, ["resume", str(tmp_path / "bad")]).exit_code == 2
 
 
 def test_names_are_neither_markup_nor_escape_codes(call: Call) -> None:
