@@ -22,7 +22,9 @@ from proxreplay.errors import InputError
 from proxreplay.experiments.config import described, dump_settings, keys
 from proxreplay.experiments.configure import configure
 from proxreplay.experiments.engines import InlineEngine, Job, Outcome
+from proxreplay.experiments.results import read_json
 from proxreplay.experiments.run import RunProgress
+from proxreplay.files import write_json
 from tests.report.synthetic import write_run
 
 COMMANDS = ("demo", "plan", "run", "resume", "compare", "sweep", "reproduce")
@@ -284,6 +286,28 @@ def test_resume_says_what_there_is_when_nothing_is_left(
     outcome = CliRunner().invoke(app, ["resume", str(tmp_path)])
     assert outcome.exit_code == 0
     assert said in outcome.stdout
+
+
+def test_tables_say_if_their_runs_are_of_different_versions(tmp_path: Path, call: Call) -> None:
+    """A study that was begun before an update, and went on after it."""
+    words = ["compare", "split-digits", "--methods", "er", "--seeds", "0-2", "--out", "s"]
+    words += ["--set", "stream.limit=20"]
+    assert "source codes" not in call(*words).stdout
+    assert "source codes" not in call("report", "s", "--out", "t.md").stdout
+    one = tmp_path / "s" / "runs" / "er-seed1" / "environment.json"
+    known = read_json(one)
+    write_json(one, {**known, "proxreplay": "0.0.9", "code": "1" * 64})
+    said = (
+        f"The runs were made with 2 different source codes of proxreplay ({__version__}, code "
+        f"{known['code'][:8]}: 2 runs; 0.0.9, code 11111111: 1 run); differences between them may "
+        "be that."
+    )
+    assert call(*words).stdout.count(said) == 1
+    for name in ("t.md", "t.tex", "t.csv", "t.html"):
+        assert call("report", "s", "--out", name).stdout.count(said) == 1
+        assert (tmp_path / name).read_text().count(said) == (name != "t.csv")  # rows only
+    one.write_text("{")  # nobody knows, and nothing else is wrong
+    assert "source codes" not in call(*words).stdout
 
 
 def test_methods_lists_both_sides_apart_and_once() -> None:

@@ -153,7 +153,7 @@ def report(
         watch_report(folders, page)
         return
     summary = (write_tables if only_tables else write_report)(folders, page)
-    for sentence in summary.verdict:
+    for sentence in (*summary.verdict, *summary.doubts):
         say(terminal(), sentence)
     counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())
     say(terminal(), f"{summary.runs} runs ({counts}): {page}")

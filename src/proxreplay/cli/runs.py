@@ -53,6 +53,7 @@ def demo(
     make(planned)
     rows, explanation, written = conclude(out, planned)
     print_table(f"{BENCHMARK}, mean ± standard error over seeds", rows)
+    tell_versions(planned)
     terminal().print(explanation)
     for what, where in written.items():
         say(terminal(), f"{what:9}{where}")
@@ -150,6 +151,7 @@ def compare(
     make(planned, where)
     rows = comparison_rows(read_run(job.folder) for job in planned)
     print_table(f"{benchmark}, mean ± standard error over seeds", rows)
+    tell_versions(planned)
     say(terminal(), f"A page about it: proxreplay report {study}")
 
 
@@ -319,6 +321,16 @@ def print_table(title: str, rows: Sequence[Any]) -> None:
         style = "bold" if paired and row.seeds >= FEW_SEEDS else None
         table.add_row(plain(row.label), str(row.seeds), *cells, style=style)
     terminal().print(table)
+
+
+def tell_versions(planned: "Sequence[Job]") -> None:
+    """Say, under a table, if its runs were made with different source codes."""
+    from proxreplay.experiments.results import read_environment
+    from proxreplay.report.tables import several_codes
+
+    said = several_codes(read_environment(job.folder)[0] for job in planned)
+    if said:
+        say(terminal(), said)
 
 
 def print_result(folder: Path) -> None:

@@ -258,14 +258,11 @@ class StoredRun:
         untreated = [r["untreated"] for r in records if r["kind"] == "rule" and "untreated" in r]
         self.check_records()
         seconds, problem = self._seconds()
-        try:
-            environment = read_json(self.folder / "environment.json", missing={})
-        except (DataError, OSError) as error:  # it says where a run was made, not what came of it
-            environment, problem = {}, _problem("environment.json", error)
+        environment, unknown = read_environment(self.folder)
         found = recorded(records) if evaluations(records) else None
         return replace(
             self,
-            problem=self.problem or problem,
+            problem=self.problem or unknown or problem,
             recorded=None if found is None else replace(found, seconds=seconds),
             untreated=dict(untreated[-1]) if untreated else {},
             environment=environment,
@@ -316,6 +313,17 @@ def find_runs(folders: Iterable[Path]) -> list[StoredRun]:
         for name in ("config.yaml", "records.jsonl"):
             found |= {path.parent for path in folder.rglob(name)}
     return [read_run(folder) for folder in sorted(found)]
+
+
+def read_environment(folder: Path) -> tuple[Mapping[str, Any], str | None]:
+    """What a run was made with, and what is wrong with the file that says so.
+
+    It says where a run was made, not what came of it: damage is no reason to leave the run out.
+    """
+    try:
+        return read_json(folder / "environment.json", missing={}), None
+    except (DataError, OSError) as error:
+        return {}, _problem("environment.json", error)
 
 
 def made_with(environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:

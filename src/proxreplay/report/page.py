@@ -21,7 +21,13 @@ from proxreplay.experiments.results import StoredRun
 from proxreplay.files import write_text
 from proxreplay.report.commands import run_command
 from proxreplay.report.curves import Curve, curves, drawable, task_accuracy_map
-from proxreplay.report.findings import headline, section_warnings, study_warnings, verdict
+from proxreplay.report.findings import (
+    doubts,
+    headline,
+    section_warnings,
+    study_warnings,
+    verdict,
+)
 from proxreplay.report.grouping import Cache, Section, Study, read_study
 from proxreplay.report.paper import paper
 from proxreplay.report.plots import MOST_SWITCHES
@@ -39,6 +45,7 @@ class ReportSummary:
     runs: int  # how many runs were found
     statuses: dict[str, int]  # how many are complete, incomplete, failed and broken
     verdict: tuple[str, ...]  # the sentences at the top of the page
+    doubts: tuple[str, ...] = ()  # why they may be wrong
 
 
 def write_report(
@@ -76,7 +83,8 @@ def _write(study: Study, out: Path, text: str) -> ReportSummary:
     write_text(out, text.encode("utf-8", "replace").decode("utf-8"))
     statuses: Counter[str] = Counter(run.status for run in study.runs)
     sentences = tuple(text for section in study.sections for text in verdict(section))
-    return ReportSummary(out, len(study.runs), dict(statuses), sentences)
+    doubtful = tuple(text for section in study.sections for text in doubts(section))
+    return ReportSummary(out, len(study.runs), dict(statuses), sentences, doubtful)
 
 
 def render(study: Study, *, reload_seconds: int | None = None) -> str:
