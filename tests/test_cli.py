@@ -288,6 +288,85 @@ def test_resume_says_what_there_is_when_nothing_is_left(
     assert said in outcome.stdout
 
 
+def odd_folders(root: Path) -> None:
+    """What people point at: nothing, runs that have only begun, runs that cannot be read."""
+    (root / "empty").mkdir()
+    write_run(root / "begun" / "a", stop_after=0)
+    cut = write_run(root / "cut" / "a", stop_after=60) / "records.jsonl"
+    lines = cut.read_text().splitlines()
+    cut.write_text("\n".join([*lines[:9], lines[9][:15], *lines[10:]]) + "\n")
+    write_run(root / "failed" / "a", stop_after=0)
+    (root / "failed" / "a" / "failure.txt").write_text("out of luck")
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("empty", "empty: no runs here; a run folder holds a config.yaml."),
+        ("begun", "begun: no run has anything to draw yet. 1 run is not finished: a."),
+        ("cut", "1 run is left out of the tables (1 broken). broken: records.jsonl, line 10: not"),
+        ("failed", "1 run is left out of the tables (1 failed). failed: out of luck. (a)"),
+    ],
+)
+def test_a_figure_of_nothing_is_refused_with_the_reason(
+    folder: str, message: str, tmp_path: Path, call: Call
+) -> None:
+    odd_folders(tmp_path)
+    outcome = call("figure", "accuracy", folder, "--out", "pictures")
+    assert outcome.returncode == 2
+    assert message in outcome.stderr
+    assert not (tmp_path / "pictures").exists()
+
+
+def test_a_figure_says_which_runs_are_not_in_it_as_they_should_be(
+    tmp_path: Path, call: Call
+) -> None:
+    odd_folders(tmp_path)
+    write_run(tmp_path / "cut" / "whole", seed=1)
+    write_run(tmp_path / "cut" / "half", seed=2, stop_after=60)
+    outcome = call("figure", "accuracy", "cut", "--out", "pictures")
+    assert outcome.returncode == 0
+    assert outcome.stdout.splitlines() == ["pictures/accuracy-split-digits-50.png"]
+    assert "1 run is left out of the tables (1 broken). broken: records.jsonl" in outcome.stderr
+    assert "1 run is not finished: half" in outcome.stderr
+
+
+def test_a_figure_that_some_streams_lack_is_drawn_of_the_others(tmp_path: Path, call: Call) -> None:
+    write_run(tmp_path / "runs" / "a", settings={"capacity": 20})
+    write_run(tmp_path / "runs" / "b", diagnostics=True)
+    outcome = call("figure", "drift", "runs", "--out", "pictures")
+    assert outcome.returncode == 1  # a part
+    assert outcome.stdout.splitlines() == ["pictures/drift-split-digits-50.png"]
+    assert "split-digits, memory of 20: no records for 'representation drift'" in outcome.stderr
+
+
+@pytest.mark.parametrize("ending", ["exe", "", "../x", "bmp"])
+def test_a_picture_of_no_known_kind_is_refused(ending: str, tmp_path: Path, call: Call) -> None:
+    write_run(tmp_path / "run")
+    outcome = call("figure", "accuracy", "run", "--out", "pictures", "--ending", ending)
+    assert outcome.returncode == 2
+    assert f"--ending {ending}: give one of png, pdf, svg." in outcome.stderr
+    assert not (tmp_path / "pictures").exists()
+
+
+def test_a_report_tells_on_the_terminal_what_is_seriously_wrong(tmp_path: Path, call: Call) -> None:
+    odd_folders(tmp_path)
+    outcome = call("report", "cut")
+    assert outcome.returncode == 0
+    assert "broken: records.jsonl, line 10: not JSON" in outcome.stdout
+    assert "1 run (1 broken): cut/report.html" in outcome.stdout
+    write_run(tmp_path / "every" / "a")
+    write_run(tmp_path / "every" / "b", seed=1, settings={"eval_every": 7})
+    assert "Evaluation intervals differ ([1, 7]): WC-Acc" in call("report", "every").stdout
+
+
+def test_a_run_that_is_named_twice_counts_once(tmp_path: Path, call: Call) -> None:
+    write_run(tmp_path / "runs" / "a")
+    (tmp_path / "link").symlink_to(tmp_path / "runs")
+    outcome = call("report", "runs", str(tmp_path / "runs"), "runs/a", "link")
+    assert "1 run (1 complete): runs/report.html" in outcome.stdout
+
+
 def test_tables_say_if_their_runs_are_of_different_versions(tmp_path: Path, call: Call) -> None:
     """A study that was begun before an update, and went on after it."""
     words = ["compare", "split-digits", "--methods", "er", "--seeds", "0-2", "--out", "s"]

@@ -259,7 +259,9 @@ class StoredRun:
         self.check_records()
         seconds, problem = self._seconds()
         environment, unknown = read_environment(self.folder)
-        found = recorded(records) if evaluations(records) else None
+        moments = evaluations(records)
+        found = recorded(records) if moments else None
+        self._check_end(moments)
         return replace(
             self,
             problem=self.problem or unknown or problem,
@@ -267,6 +269,18 @@ class StoredRun:
             untreated=dict(untreated[-1]) if untreated else {},
             environment=environment,
         )
+
+    def _check_end(self, moments: Sequence[Record]) -> None:
+        """Refuse records that were cut; version 0.1 wrote no checksum of them."""
+        if self.result is None or not moments:
+            return
+        last = final_accuracy(np.array(moments[-1]["accuracy"]))
+        if not np.isclose(last, self.result.validation_acc):
+            raise DataError(
+                f"records.jsonl ends before the run did, with an accuracy of {last:.4f} where "
+                f"result.json has {self.result.validation_acc:.4f}. Put it back from a copy, or "
+                "remove it to keep the result without its curve."
+            )
 
     def _seconds(self) -> tuple[Series | None, str | None]:
         """Timings are never a reason to leave a run out: what is wrong with them is told."""
@@ -305,14 +319,15 @@ def _problem(name: str, error: Exception) -> str:
 
 
 def find_runs(folders: Iterable[Path]) -> list[StoredRun]:
-    """Every run at or below the given folders, in order of path."""
-    found: set[Path] = set()
+    """Every run at or below the given folders, once, in order of path."""
+    found: dict[Path, Path] = {}
     for folder in folders:
         if not folder.is_dir():
             raise DataError(f"{folder}: no such folder; give a run folder or one that holds some.")
         for name in ("config.yaml", "records.jsonl"):
-            found |= {path.parent for path in folder.rglob(name)}
-    return [read_run(folder) for folder in sorted(found)]
+            for path in folder.rglob(name):
+                found.setdefault(path.parent.resolve(), path.parent)
+    return [read_run(folder) for folder in sorted(found.values())]
 
 
 def read_environment(folder: Path) -> tuple[Mapping[str, Any], str | None]:

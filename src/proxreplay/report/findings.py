@@ -28,6 +28,9 @@ class Caution:
     text: str  # what, and the way out
     details: tuple[str, ...] = ()  # one line each, for who wants to know more
 
+    def __str__(self) -> str:
+        return " ".join([self.text, *self.details])
+
 
 # The verdict -------------------------------------------------------------------------------------
 
@@ -146,18 +149,13 @@ def section_warnings(section: Section) -> list[Caution]:
     """What limits the numbers of one section."""
     before = (_few_seeds(section), _uneven_seeds(section))
     after = (_memory_not_full(section), _untreated(section), *_paper_notes(section))
+    wrong = (_seeds_twice(section), several_codes(run.environment for run in section.runs))
     return [
-        *(Caution("serious", text) for text in doubts(section)),
+        *(Caution("serious", text) for text in wrong if text),
         *(Caution("note", text) for text in before if text),
         *_coarse_evaluation(section),
         *(Caution("note", text) for text in after if text),
     ]
-
-
-def doubts(section: Section) -> list[str]:
-    """Why differences between its numbers may be none of the methods'."""
-    found = (_seeds_twice(section), several_codes(run.environment for run in section.runs))
-    return [text for text in found if text]
 
 
 def _seeds_twice(section: Section) -> str | None:
