@@ -87,7 +87,8 @@ def assert_same_state(a: Any, b: Any, rtol: float = 0, atol: float = 0, at: str 
     """Nested dicts and lists of tensors, numbers and strings; bit by bit unless told otherwise."""
     assert type(a) is type(b), f"{at}: {type(a)} and {type(b)}"
     if isinstance(a, Tensor):
-        torch.testing.assert_close(a, b, rtol=rtol, atol=atol, msg=lambda m: f"{at}: {m}")
+        same = {"rtol": rtol, "atol": atol, "equal_nan": True}
+        torch.testing.assert_close(a, b, **same, msg=lambda m: f"{at}: {m}")
     elif isinstance(a, dict):
         assert list(a) == list(b), at
         for key in a:

@@ -19,10 +19,12 @@ from proxreplay.cli import app, main
 from proxreplay.cli.display import StudyDisplay
 from proxreplay.cli.options import parse_grid, parse_seeds, parse_sets
 from proxreplay.errors import InputError
-from proxreplay.experiments.config import described, keys
+from proxreplay.experiments.config import described, dump_settings, keys
 from proxreplay.experiments.configure import configure
 from proxreplay.experiments.engines import InlineEngine, Job, Outcome
+from proxreplay.experiments.results import read_json
 from proxreplay.experiments.run import RunProgress
+from proxreplay.files import write_json
 from tests.report.synthetic import write_run
 
 COMMANDS = ("demo", "plan", "run", "resume", "compare", "sweep", "reproduce")
@@ -76,6 +78,13 @@ def test_version() -> None:
         (["run", "split-digits", "--set", "lr"], "give KEY=VALUE"),
         (["run", "split-digits", "--config", "nowhere.yaml"], "nowhere.yaml"),
         (["run", "split-mnist"], "proxreplay data fetch mnist"),
+        (["run", "split-mnist", "--data-root", "nowhere"], "proxreplay data fetch mnist"),
+        (["plan", "split-mnist", "--data-root", "nowhere"], "proxreplay data fetch mnist"),
+        (["compare", "split-mnist", "--methods", "er"], "5 of 5 runs failed or were stopped"),
+        (["run", "custom", "--data", "nowhere"], "nowhere does not exist"),
+        (["run", "split-digits", "--sed", "3"], "No such option: --sed"),
+        (["rum"], "No such command 'rum'"),
+        (["figure", "accuracy", "nowhere"], "nowhere: no such folder"),
         (["resume", "nowhere"], "nowhere: no such folder"),
         (
             ["compare", "split-digits", "--methods", "er", "--engine", "slurm"],
@@ -116,9 +125,42 @@ def test_a_users_mistake_is_one_line_and_nothing_is_left(
     words: list[str], message: str, tmp_path: Path, call: Call
 ) -> None:
     outcome = call(*words)
-    assert outcome.returncode in (1, 2)
+    assert outcome.returncode == 2
     assert message in outcome.stderr
+    assert "Traceback" not in outcome.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_folder_of_data_ends_the_real_command_with_2(tmp_path: Path) -> None:
+    """Typed in a shell: as it is installed, in a process of its own."""
+    environment = {**os.environ, "PROXREPLAY_DATA": str(tmp_path / "nowhere")}
+    outcome = subprocess.run(
+        [sys.executable, "-m", "proxreplay", "run", "split-mnist", "--out", str(tmp_path / "run")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome.returncode == 2, outcome.stderr
+    assert "proxreplay data fetch mnist" in outcome.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_fails_on_its_way_ends_with_1(tmp_path: Path, call: Call) -> None:
+    """It was begun as asked for, so the command was right."""
+    words = ["run", "split-digits", "--method", "er", "--out", "run", "--set", "stream.limit=40"]
+    outcome = call(*words, "--set", "lr=1e30")
+    assert outcome.returncode == 1
+    assert "not finite" in outcome.stderr
+    assert (tmp_path / "run" / "failure.txt").exists()
+
+
+def test_a_folder_of_another_run_ends_with_2(tmp_path: Path, call: Call) -> None:
+    words = ["run", "split-digits", "--method", "er", "--out", "run", "--set", "stream.limit=20"]
+    assert call(*words).returncode == 0
+    outcome = call(*words, "--seed", "3")
+    assert outcome.returncode == 2
+    assert "belongs to another configuration" in outcome.stderr
 
 
 def test_debug_shows_the_traceback(call: Call) -> None:
@@ -246,6 +288,107 @@ def test_resume_says_what_there_is_when_nothing_is_left(
     assert said in outcome.stdout
 
 
+def odd_folders(root: Path) -> None:
+    """What people point at: nothing, runs that have only begun, runs that cannot be read."""
+    (root / "empty").mkdir()
+    write_run(root / "begun" / "a", stop_after=0)
+    cut = write_run(root / "cut" / "a", stop_after=60) / "records.jsonl"
+    lines = cut.read_text().splitlines()
+    cut.write_text("\n".join([*lines[:9], lines[9][:15], *lines[10:]]) + "\n")
+    write_run(root / "failed" / "a", stop_after=0)
+    (root / "failed" / "a" / "failure.txt").write_text("out of luck")
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("empty", "empty: no runs here; a run folder holds a config.yaml."),
+        ("begun", "begun: no run has anything to draw yet. 1 run is not finished: a."),
+        ("cut", "1 run is left out of the tables (1 broken). broken: records.jsonl, line 10: not"),
+        ("failed", "1 run is left out of the tables (1 failed). failed: out of luck. (a)"),
+    ],
+)
+def test_a_figure_of_nothing_is_refused_with_the_reason(
+    folder: str, message: str, tmp_path: Path, call: Call
+) -> None:
+    odd_folders(tmp_path)
+    outcome = call("figure", "accuracy", folder, "--out", "pictures")
+    assert outcome.returncode == 2
+    assert message in outcome.stderr
+    assert not (tmp_path / "pictures").exists()
+
+
+def test_a_figure_says_which_runs_are_not_in_it_as_they_should_be(
+    tmp_path: Path, call: Call
+) -> None:
+    odd_folders(tmp_path)
+    write_run(tmp_path / "cut" / "whole", seed=1)
+    write_run(tmp_path / "cut" / "half", seed=2, stop_after=60)
+    outcome = call("figure", "accuracy", "cut", "--out", "pictures")
+    assert outcome.returncode == 0
+    assert outcome.stdout.splitlines() == ["pictures/accuracy-split-digits-50.png"]
+    assert "1 run is left out of the tables (1 broken). broken: records.jsonl" in outcome.stderr
+    assert "1 run is not finished: half" in outcome.stderr
+
+
+def test_a_figure_that_some_streams_lack_is_drawn_of_the_others(tmp_path: Path, call: Call) -> None:
+    write_run(tmp_path / "runs" / "a", settings={"capacity": 20})
+    write_run(tmp_path / "runs" / "b", diagnostics=True)
+    outcome = call("figure", "drift", "runs", "--out", "pictures")
+    assert outcome.returncode == 1  # a part
+    assert outcome.stdout.splitlines() == ["pictures/drift-split-digits-50.png"]
+    assert "split-digits, memory of 20: no records for 'representation drift'" in outcome.stderr
+
+
+@pytest.mark.parametrize("ending", ["exe", "", "../x", "bmp"])
+def test_a_picture_of_no_known_kind_is_refused(ending: str, tmp_path: Path, call: Call) -> None:
+    write_run(tmp_path / "run")
+    outcome = call("figure", "accuracy", "run", "--out", "pictures", "--ending", ending)
+    assert outcome.returncode == 2
+    assert f"--ending {ending}: give one of png, pdf, svg." in outcome.stderr
+    assert not (tmp_path / "pictures").exists()
+
+
+def test_a_report_tells_on_the_terminal_what_is_seriously_wrong(tmp_path: Path, call: Call) -> None:
+    odd_folders(tmp_path)
+    outcome = call("report", "cut")
+    assert outcome.returncode == 0
+    assert "broken: records.jsonl, line 10: not JSON" in outcome.stdout
+    assert "1 run (1 broken): cut/report.html" in outcome.stdout
+    write_run(tmp_path / "every" / "a")
+    write_run(tmp_path / "every" / "b", seed=1, settings={"eval_every": 7})
+    assert "Evaluation intervals differ ([1, 7]): WC-Acc" in call("report", "every").stdout
+
+
+def test_a_run_that_is_named_twice_counts_once(tmp_path: Path, call: Call) -> None:
+    write_run(tmp_path / "runs" / "a")
+    (tmp_path / "link").symlink_to(tmp_path / "runs")
+    outcome = call("report", "runs", str(tmp_path / "runs"), "runs/a", "link")
+    assert "1 run (1 complete): runs/report.html" in outcome.stdout
+
+
+def test_tables_say_if_their_runs_are_of_different_versions(tmp_path: Path, call: Call) -> None:
+    """A study that was begun before an update, and went on after it."""
+    words = ["compare", "split-digits", "--methods", "er", "--seeds", "0-2", "--out", "s"]
+    words += ["--set", "stream.limit=20"]
+    assert "source codes" not in call(*words).stdout
+    assert "source codes" not in call("report", "s", "--out", "t.md").stdout
+    one = tmp_path / "s" / "runs" / "er-seed1" / "environment.json"
+    known = read_json(one)
+    write_json(one, {**known, "proxreplay": "0.0.9", "code": "1" * 64})
+    said = (
+        f"The runs were made with 2 different source codes of proxreplay ({__version__}, code "
+        f"{known['code'][:8]}: 2 runs; 0.0.9, code 11111111: 1 run); differences between them may "
+        "be that."
+    )
+    assert call(*words).stdout.count(said) == 1
+    for name in ("t.md", "t.tex", "t.csv", "t.html"):
+        assert call("report", "s", "--out", name).stdout.count(said) == 1
+        assert (tmp_path / name).read_text().count(said) == (name != "t.csv")  # rows only
+    one.write_text("{")  # nobody knows, and nothing else is wrong
+    assert "source codes" not in call(*words).stdout
+
+
 def test_methods_lists_both_sides_apart_and_once() -> None:
     lines = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "80"}).stdout.splitlines()
     start = next(i for i, line in enumerate(lines) if "With KLPR" in line)
@@ -263,6 +406,7 @@ def test_resume_names_folders_it_cannot_read(tmp_path: Path) -> None:
     assert outcome.exit_code == 1
     assert f"{tmp_path / 'bad'}: " in outcome.stderr.replace("\n", "")
     assert "1 of 2 run folders cannot be read" in outcome.stderr
+    assert CliRunner().invoke(app, ["resume", str(tmp_path / "bad")]).exit_code == 2
 
 
 def test_names_are_neither_markup_nor_escape_codes(call: Call) -> None:
@@ -299,6 +443,46 @@ def test_earlier_names_of_settings_work_with_a_word(tmp_path: Path) -> None:
     assert outcome.exit_code == 0
     assert "memory 30" in outcome.stdout
     assert "'memory' is now called 'capacity'" in outcome.stderr
+
+
+def old_settings(method: str, *dropped: str) -> dict[str, object]:
+    """What a run of an earlier version wrote, which had no settings of these names."""
+    values = configure("split-digits", method, {"stream.limit": 20, "seed": 3}).to_dict()
+    for name in dropped:
+        section, _, key = name.partition(".")
+        del (values[section] if key else values)[key or section]
+    return values
+
+
+@pytest.mark.parametrize("edited", [False, True], ids=["as written", "a copy with less in it"])
+def test_what_an_old_run_does_not_say_is_as_it_was_then(
+    edited: bool, tmp_path: Path, call: Call
+) -> None:
+    old = old_settings("anytime", "companion", "sharded", *(["projection", "seed"] * edited))
+    (tmp_path / "config.yaml").write_text(
+        dump_settings(old) if edited else yaml.safe_dump(old)  # as version 0.1 wrote it
+    )
+    outcome = call("run", "--config", "config.yaml", "--out", "again", "--seed", "3")
+    assert outcome.returncode == 0
+    assert "config.yaml says nothing of companion.weight: 0.0 is taken" in outcome.stderr
+    assert "--set companion.weight=1.0" in outcome.stderr
+    assert outcome.stderr.count("says nothing of") == 1  # nothing else differs from the recipe
+    made = yaml.safe_load((tmp_path / "again" / "config.yaml").read_text())
+    assert made["companion"]["weight"] == 0.0
+
+    words = ["--set", "companion.weight=1", "--seed", "3"]
+    call("run", "--config", "config.yaml", "--out", "today", *words)
+    made = yaml.safe_load((tmp_path / "today" / "config.yaml").read_text())
+    assert made["companion"]["weight"] == 1.0
+
+
+def test_settings_written_by_hand_are_on_top_of_the_recipe(tmp_path: Path, call: Call) -> None:
+    (tmp_path / "mine.yaml").write_text("method: anytime\nlr: 0.5\nstream: {limit: 20}\n")
+    outcome = call("run", "split-digits", "--config", "mine.yaml", "--out", "mine")
+    assert outcome.returncode == 0
+    assert "says nothing of" not in outcome.stderr
+    made = yaml.safe_load((tmp_path / "mine" / "config.yaml").read_text())
+    assert (made["lr"], made["companion"]["weight"]) == (0.5, 1.0)
 
 
 def test_nothing_heavy_is_imported_before_it_is_used() -> None:

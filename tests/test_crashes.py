@@ -226,7 +226,7 @@ def test_a_finished_run_with_changed_records_is_not_returned(er: Run, tmp_path: 
     with pytest.raises(DataError, match=r"run: records.jsonl is not as the run wrote it.*remove"):
         run(er.config, folder, OPTIONS)
     answer = CliRunner().invoke(app, ["resume", str(folder)])
-    assert answer.exit_code == 1
+    assert answer.exit_code == 2
     assert "records.jsonl is not as the run wrote it" in answer.stderr
     assert files_in(folder) == before
     (folder / "records.jsonl").unlink()  # a result may be kept without its curve

@@ -13,7 +13,7 @@ from proxreplay.experiments.jobs import Block
 from proxreplay.files import write_text
 from proxreplay.report.grouping import Section, read_study
 from proxreplay.report.plots import FIGURES, save
-from proxreplay.report.tables import main_table, to_markdown
+from proxreplay.report.tables import main_table, several_codes, to_markdown
 
 REPLAY = ("er", "lpr-er", "der", "lpr-der", "ema", "lpr-ema", "lode", "lpr-lode")
 UNLIMITED = None
@@ -159,6 +159,8 @@ def conclude(reproduction: Reproduction, out: Path, *, quick: bool) -> tuple[str
     beside = []
     for section in study.sections:
         text += f"## {section.title}\n\n{to_markdown(main_table(section))}\n"
+        note = several_codes(run.environment for run in section.runs)
+        text += f"{note}\n\n" if note else ""
         beside += [] if quick else beside_paper(section)
         for name, figure in reproduction.figures.items():
             save(FIGURES[figure](section), out / f"{section.slug}-{name}")

@@ -130,6 +130,34 @@ def test_malformed_trees_are_refused_and_leave_no_cache(tmp_path, files, message
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
+@pytest.mark.parametrize("asked", [None, 8], ids=["size by the images", "size asked for"])
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "zip"])
+def test_all_broken_images_are_named_at_once(tmp_path, packed, asked, caplog):
+    """In all parts, by whatever is wrong with them."""
+    files = tree(["train/a", "train/b", "test/a", "val/b"])
+    whole = jpeg((8, 8), fmt="PNG")
+    broken = {f"train/b/broken{i}.png": whole[: len(whole) // 2] for i in range(9)}
+    broken |= {"test/a/text.jpg": b"no image", "val/b/empty.jpg": b"", "train/a/0.jpg": b""}
+    files |= broken
+    path = zipped(tmp_path / "x.zip", files) if packed else write_files(tmp_path / "x", files)
+    with pytest.raises(DataError) as said:
+        image_tree(path, image_size=asked)
+    message = str(said.value)
+    assert f"{path}: 12 of 51 images cannot be used" in message
+    assert "replace or remove them" in message
+    assert sum(name in message for name in broken) == 10
+    assert "and 2 others" in message
+    everything = message + caplog.text
+    assert all(name in everything for name in broken)
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_one_broken_image_keeps_its_own_reason(tmp_path):
+    files = tree(["a", "b"]) | {"b/x.jpg": b"no"}
+    with pytest.raises(DataError, match=r"^b/x\.jpg: not an image in one of .*; replace or rem"):
+        image_tree(write_files(tmp_path / "x", files))
+
+
 def test_missing_folders_and_tars_are_refused(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         image_tree(tmp_path / "nothing")

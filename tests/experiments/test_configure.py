@@ -1,11 +1,14 @@
+from pathlib import Path
+
 import pytest
 
 from proxreplay.data.scenarios import ClassIncremental
 from proxreplay.errors import InputError
 from proxreplay.experiments.benchmarks import BENCHMARKS, find_benchmark
 from proxreplay.experiments.build import build_stream
-from proxreplay.experiments.configure import configure, declared
+from proxreplay.experiments.configure import configure, declared, read_layer
 from proxreplay.experiments.recipes import METHODS, find_method
+from proxreplay.experiments.results import read_config
 
 PUBLISHED = [  # benchmark, method, lr, omega_0, beta: the paper's selected values
     ("split-cifar100", "lpr-er", 0.1, 4.0, 2.0),
@@ -56,6 +59,21 @@ def test_a_file_of_another_run_is_not_mistaken() -> None:
     other = configure("split-digits", "er").to_dict()
     with pytest.raises(InputError, match="of er on split-digits, but lpr-er on split-cifar10 was"):
         configure("split-cifar10", "lpr-er", other)
+
+
+def test_what_a_run_wrote_is_that_run_again_however_old_it_is() -> None:
+    """Runs of every version since 0.1 are kept; some know no companion, some an `ema` section."""
+    kept = sorted((Path(__file__).parents[2] / "docs" / "evidence").rglob("config.yaml"))
+    assert len(kept) > 90
+    said = []
+    for path in kept:
+        stored = read_config(path)
+        values, remarks = read_layer(path)
+        assert configure(stored.benchmark, stored.method, values) == stored
+        said += [f"{stored.method}: {remark}" for remark in remarks if "says nothing" in remark]
+    with_companion = [one for one in said if "companion.weight: 0.0 is taken" in one]
+    assert with_companion
+    assert all(one.startswith("anytime: ") for one in with_companion)
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,10 @@ def test_parallel_runs_equal_the_same_runs_in_sequence_and_a_failure_stops_no_ot
         outcomes = engine.make(planned, StopRequest(), Ears(on_outcome=seen.append))
         status = {o.job.folder: o.status for o in outcomes}
         assert status == {
-            j.folder: "failed" if j.folder == blocked else "complete" for j in planned
+            j.folder: "refused" if j.folder == blocked else "complete" for j in planned
         }
         assert sorted(o.job.folder for o in seen) == sorted(status)
-        (problem,) = (str(o.problem) for o in seen if o.status == "failed")
+        (problem,) = (str(o.problem) for o in seen if o.status == "refused")
         assert "not empty" in problem
         assert [path.name for path in blocked.iterdir()] == ["thesis.tex"]
         seen.clear()

@@ -3,11 +3,16 @@
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from proxreplay.experiments.configure import configure
+from proxreplay.experiments.build import build_learner, build_stream
+from proxreplay.experiments.configure import configure, declared
 from proxreplay.experiments.plan import plan
 from proxreplay.experiments.results import read_run
 from proxreplay.experiments.run import run
+from proxreplay.replay import Learner
+from proxreplay.replay.class_statistics import TOGETHER, SharedCovariance
 
 QUICK = {"steps_per_batch": 2, "eval_every": 13, "stream.limit": 55}
 
@@ -41,6 +46,54 @@ def test_a_plain_run_has_no_refreshes() -> None:
     assert (planned.refreshes, planned.rule_bytes) == (0, 0)
     assert planned.seconds["refreshing"] == 0
     assert dict(planned.described())["tasks"] == "5"
+
+
+@pytest.mark.parametrize("capacity", [50, 400, None])
+def test_a_full_memory_holds_as_much_as_was_planned(capacity: int | None) -> None:
+    config = configure("split-digits", "er", {"capacity": capacity})
+    benchmark = declared(config)
+    dataset = benchmark.load(None)
+    stream = build_stream(config, benchmark, dataset)
+    learner = build_learner(config, benchmark, dataset, stream)
+    assert isinstance(learner, Learner)
+    for batch in stream:
+        learner.remember(batch.inputs, batch.labels)
+    full = learner.memory.nbytes if capacity else len(learner.memory) * learner.memory.row_nbytes
+    assert plan(config).memory_bytes == full
+
+
+def held(thing: object) -> int:
+    """Bytes of all tensors that an object has, each storage once."""
+    parts = [thing, *(p for p in vars(thing).values() if isinstance(p, SharedCovariance))]
+    found = [t for part in parts for t in vars(part).values() if isinstance(t, torch.Tensor)]
+    found += [t for m in vars(thing).values() if isinstance(m, nn.Module) for t in m.parameters()]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in found}
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("first", [2, 5])
+def test_a_companion_holds_as_much_as_was_planned(first: int) -> None:
+    config = configure("split-digits", "er", {"companion.weight": 1.0, "stream.first": first})
+    benchmark = declared(config)
+    dataset = benchmark.load(None)
+    stream = build_stream(config, benchmark, dataset)
+    learner = build_learner(config, benchmark, dataset, stream)
+    assert isinstance(learner, Learner)
+    companion = learner.companion
+    assert companion is not None
+    most = 0
+    for batch in stream:
+        learner.remember(batch.inputs, batch.labels)
+        rows = len(companion.statistic.state_dict()["recent"])
+        most = max(most, held(companion) + (TOGETHER - 1 - rows) * 256 * 8)
+    planned = plan(config)
+    assert planned.companion_bytes == most  # d = 256
+    said = dict(planned.described())["companion"]
+    assert said == f"at most {most / 2**20:.1f} MiB"
+
+
+def test_without_a_companion_there_is_no_line_for_it() -> None:
+    assert "companion" not in dict(plan(configure("split-digits", "er", QUICK)).described())
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def check_two_drivers(address: str, out: Path) -> None:
     job.folder.mkdir(parents=True)
     with locked(job.folder / "lock"):
         (outcome,) = RayEngine(address, patience=0.0).make([job], StopRequest())
-    assert (outcome.status, [p.name for p in job.folder.iterdir()]) == ("failed", ["lock"])
+    assert (outcome.status, [p.name for p in job.folder.iterdir()]) == ("refused", ["lock"])
     assert f"{job.folder}: another process is at work on this run" in str(outcome.problem)
 
 

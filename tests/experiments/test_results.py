@@ -204,3 +204,18 @@ def test_results_of_the_version_before_are_read(tmp_path: Path) -> None:
     assert result.predictors == {"online": values["online"]}
     values["online"] = None
     assert Result.from_json(values).predictors == {}
+
+
+@pytest.mark.parametrize("cut", ["inside a line", "between lines"])
+def test_a_finished_run_whose_records_are_cut_is_told_also_without_a_checksum(
+    cut: str, tmp_path: Path
+) -> None:
+    """As version 0.1 wrote them."""
+    path = write_run(tmp_path) / "records.jsonl"
+    assert read_run(tmp_path).with_records().status == "complete"
+    lines = path.read_text().splitlines(keepends=True)
+    half = "".join(lines[: len(lines) // 2])
+    path.write_text(half + lines[len(lines) // 2][:15] * (cut == "inside a line"))
+    stored = read_run(tmp_path).with_records()
+    assert stored.status == "broken"
+    assert "records.jsonl ends before the run did" in str(stored.problem)

@@ -175,14 +175,14 @@ def test_a_refused_command_leaves_no_word_of_failure(status: str, tmp_path: Path
     else:
         interrupted(quick("er"), tmp_path, 3, RunOptions())
     outcome = make_one(Job(quick("er", lr=0.05), tmp_path), StopRequest(), lambda progress: None)
-    assert outcome.status == "failed"
+    assert outcome.status == "refused"
     assert read_run(tmp_path).status == status
 
 
 def test_a_second_process_leaves_no_word_of_failure(tmp_path: Path) -> None:
     def again(progress: RunProgress) -> None:
         outcome = make_one(Job(quick("er"), tmp_path), StopRequest(), lambda progress: None)
-        assert outcome.status == "failed"
+        assert outcome.status == "refused"
         assert read_run(tmp_path).status == "incomplete"
 
     run(quick("er"), tmp_path, on_progress=again)

@@ -21,6 +21,7 @@ from proxreplay.models import mlp
 from proxreplay.replay.class_statistics import SharedCovariance
 from proxreplay.replay.companion import ENOUGH, STRENGTHS, Companion
 from proxreplay.serving.published import Published
+from tests.reference import assert_same_state
 
 FEATURES = 6
 
@@ -178,6 +179,42 @@ def test_an_example_that_counts_twice_is_two_examples(seed: int, times: list[int
     torch.testing.assert_close(weighted.scatter, repeated.scatter)
 
 
+@pytest.mark.parametrize("weight", [1e-30, 1e-3, 4e3], ids=["tiny", "small", "large"])
+def test_the_unit_of_weights_does_not_matter(weight: float) -> None:
+    plain, scaled, (x, y) = *(Companion(CompanionOptions()) for _ in range(2)), examples(300)
+    for inputs, labels in zip(x.split(10), y.split(10), strict=True):
+        plain.observe_(inputs, labels)
+        scaled.observe_(inputs, labels, torch.full((10,), weight))
+    assert scaled.judged == plain.judged > 20
+    torch.testing.assert_close(scaled.losses, plain.losses, atol=1e-4, rtol=1e-4)
+
+
+def test_it_is_judged_once_means_are_as_certain_as_those_of_10_equal_examples() -> None:
+    companion, (x, y) = Companion(CompanionOptions()), examples(120, classes=2)
+    weights = torch.ones(120)
+    weights[:2] = 20.0  # the first of each class counts as much as 20 further ones
+    first = None
+    for i in range(0, 120, 2):
+        companion.observe_(x[i : i + 2], y[i : i + 2], weights[i : i + 2])
+        if companion.judged and first is None:
+            first = i // 2  # examples of each class that came before
+    # (20 + n)^2 / (400 + n) is at least 10 from n = 47 on, with the heavy one 48
+    assert first == 48
+
+
+def test_states_from_before_squares_were_kept_are_of_equal_weights() -> None:
+    companion = grown(12)
+    state = companion.state_dict()
+    del state["statistic.squares"]
+    again = Companion(CompanionOptions())
+    again.load_state_dict(state)
+    x, y = examples(10, seed=5)
+    for one in (companion, again):
+        one.observe_(x, y)
+    assert again.judged == companion.judged
+    assert torch.equal(again.losses, companion.losses)
+
+
 def test_sample_weights_of_the_learner_reach_it() -> None:
     one, (x, y) = learner(), examples(10)
     one.learn(x, y, sample_weight=torch.arange(10.0))
@@ -220,7 +257,8 @@ def test_forgotten_examples_leave_no_rows_of_their_own() -> None:
     before = one.companion.statistic.scatter
     assert len(one.companion.state_dict()["statistic.recent"]) > 0
     one.forget(ids=learned.ids[:3])
-    assert len(one.companion.state_dict()["statistic.recent"]) == 0
+    left = one.companion.state_dict()["statistic.recent"]
+    assert len(left) == left.untyped_storage().nbytes() == 0
     assert torch.equal(one.companion.statistic.scatter, before)
 
 
@@ -251,11 +289,35 @@ def test_a_saved_learner_goes_on_bit_by_bit(tmp_path: Path) -> None:
         assert same, name
 
 
-def test_a_learner_without_one_is_not_taken_for_one_with() -> None:
-    plain = Learner(mlp(FEATURES, hidden=(8,)), UnlimitedMemory(), lr=0.05, steps_per_batch=1)
-    state = taught().state_dict()
-    with pytest.raises(InputError, match="saved with companion="):
-        plain.load_state_dict(state)
+@pytest.mark.parametrize(
+    ("saved", "present", "way_out"),
+    [
+        (1.0, 0.0, "predictor='online' predicts without it"),
+        (0.0, 1.0, "Learner(old.model, old.memory, companion=...) shows it what is remembered"),
+        (1.0, 0.5, "make it as it was, or let Learner.load do so"),
+    ],
+    ids=["dropped", "added", "another weight"],
+)
+def test_one_is_neither_added_nor_dropped_in_silence(
+    saved: float, present: float, way_out: str
+) -> None:
+    state = taught(companion=CompanionOptions(weight=saved)).state_dict()
+    one = taught(4, companion=CompanionOptions(weight=present), seed=1)
+    before = copy.deepcopy(one.state_dict())
+    with pytest.raises(InputError, match="Learner: saved with companion=") as said:
+        one.load_state_dict(state)
+    assert way_out in str(said.value)
+    assert_same_state(one.state_dict(), before)
+
+
+def test_the_way_out_of_having_none_works(tmp_path: Path) -> None:
+    taught(companion=CompanionOptions(weight=0)).save(tmp_path / "old")
+    old = Learner.load(tmp_path / "old")
+    one = Learner(old.model, old.memory, companion=CompanionOptions())
+    assert one.companion is not None
+    assert one.companion.statistic.counts.sum() == len(old.memory) > 0
+    x, y = examples(90, seed=9)
+    assert (one.predict(x, predictor="companion") == y.numpy()).mean() > 0.9
 
 
 def test_copies_are_apart() -> None:

@@ -57,6 +57,26 @@ def test_a_switch_is_a_jump_and_dips_survive_few_points(tmp_path: Path) -> None:
     assert curve.mean[np.isclose(curve.x, 2.0)] > first + 0.1
 
 
+@pytest.mark.parametrize("lengths", [(20, 20), (20, 23)], ids=["same tasks", "longer tasks"])
+@pytest.mark.parametrize("points", [600, 40], ids=["all moments", "fewer points than moments"])
+def test_dips_survive_sparse_evaluation(
+    lengths: tuple[int, int], points: int, tmp_path: Path
+) -> None:
+    """Moments are at both sides of a switch and every 7 batches, not evenly spaced."""
+    for seed, batches in enumerate(lengths):
+        folder = tmp_path / str(seed)
+        write_run(folder, seed=seed, tasks=4, batches=batches, settings={"eval_every": 7})
+    section = only_section(tmp_path)
+    (curve,) = curves(section, BY_KEY["accuracy"], points)
+    assert len(curve.x) <= points
+    for task in (1, 2, 3):
+        after = [p.seen_accuracy[p.tasks == task][0] for p in map(path_of, section.runs)]
+        before = [p.seen_accuracy[p.tasks == task - 1][-1] for p in map(path_of, section.runs)]
+        soon = (curve.x > task + 1e-9) & (curve.x < task + 0.06)
+        assert curve.mean[soon].min() == pytest.approx(np.mean(after), abs=0.01)
+        assert curve.mean[np.isclose(curve.x, task)] == pytest.approx(np.mean(before))
+
+
 def test_before_the_first_moment_of_a_task_its_first_value_holds() -> None:
     x, y = np.array([0.5, 1.0, 1.5, 2.0]), np.array([0.9, 0.7, 0.1, 0.3])
     grid = np.array([0.75, 1.0, 1.1, 1.75, 2.5])
@@ -115,6 +135,19 @@ def test_time_is_time_spent_learning(tmp_path: Path) -> None:
     write_run(tmp_path / "a", tasks=2, batches=10)
     (curve,) = curves(only_section(tmp_path), BY_KEY["time"])
     assert curve.x[-1] == pytest.approx(0.01 * 20 / 60)
+
+
+def test_a_slow_run_has_no_gaps_and_no_steps_at_whole_minutes(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", tasks=2, batches=10)
+    lines = [json.dumps({"position": p, "learning": 150.0 * p}) for p in range(1, 21)]
+    (folder / "timings.jsonl").write_text("\n".join(lines) + "\n")
+    section = only_section(tmp_path)
+    (curve,) = curves(section, BY_KEY["time"])
+    path = path_of(section.runs[0])
+    minutes = 2.5 * (path.positions + 1)
+    inside = curve.x >= minutes[0]
+    expected = np.interp(curve.x[inside], minutes, path.seen_accuracy)
+    np.testing.assert_allclose(curve.mean[inside], expected)
 
 
 def test_the_map_holds_each_tasks_accuracy_over_time(tmp_path: Path) -> None:

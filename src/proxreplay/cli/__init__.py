@@ -21,7 +21,10 @@ app = typer.Typer(
 )
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(
+    invoke_without_command=True,
+    epilog="Exit codes: 0 done, 1 a run failed, 2 nothing was done because of what was given.",
+)
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
@@ -41,7 +44,8 @@ app.add_typer(data.app, name="data")
 def main() -> None:
     """Entry point of the ``proxreplay`` command.
 
-    A user's mistake, and a file that cannot be read or written, is one line and exit code 2.
+    A user's mistake, and a file that cannot be read or written, is one line and exit code 2
+    (docs/guides/experiments.md has all codes).
     """
     signal.signal(signal.SIGINT, lambda number, frame: sys.exit(128 + number))
     keep_freed_memory()

@@ -75,7 +75,7 @@ class StudyDisplay(Audience):
         self._shares.pop(outcome.job, None)
         self._done += 1
         self._progress.update(self._all, completed=self._done)
-        if outcome.status == "failed":
+        if outcome.status in ("refused", "failed"):
             say(self.console, f"{outcome.job.folder}: {outcome.problem}", style="red")
         elif not self.console.is_terminal:
             say(self.console, f"{outcome.job.folder}: {outcome.status}")

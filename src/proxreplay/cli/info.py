@@ -9,7 +9,7 @@ from rich.table import Table
 
 from proxreplay.cli.options import DataRoot, benchmark_names, flag, method_names, option
 from proxreplay.cli.text import say, terminal
-from proxreplay.errors import InputError
+from proxreplay.errors import DataError, InputError
 
 if TYPE_CHECKING:
     from proxreplay.experiments.config import RunConfig
@@ -153,10 +153,10 @@ def report(
         watch_report(folders, page)
         return
     summary = (write_tables if only_tables else write_report)(folders, page)
-    for sentence in summary.verdict:
+    for sentence in (*summary.verdict, *summary.serious):
         say(terminal(), sentence)
     counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())
-    say(terminal(), f"{summary.runs} runs ({counts}): {page}")
+    say(terminal(), f"{summary.runs} run{'s' * (summary.runs != 1)} ({counts}): {page}")
 
 
 def figure(
@@ -166,15 +166,33 @@ def figure(
     ending: Annotated[str, option("EXT", "png, pdf or svg.")] = "png",
 ) -> None:
     """Draw one figure from the runs in the folders, a picture for each stream and memory."""
-    from proxreplay.report.grouping import read_study
-    from proxreplay.report.plots import FIGURES, save
+    from proxreplay.report.findings import study_warnings
+    from proxreplay.report.grouping import read_some
+    from proxreplay.report.plots import ENDINGS, FIGURES, save
 
     if name not in FIGURES:
         raise InputError(f"unknown figure '{name}'; there are {', '.join(FIGURES)}.")
-    for section in read_study(folders).sections:
+    if ending not in ENDINGS:
+        raise InputError(f"--ending {ending}: give one of {', '.join(ENDINGS)}.")
+    study = read_some(folders)
+    problems = [str(caution) for caution in study_warnings(study)]
+    if not study.sections:
+        named = ", ".join(str(folder) for folder in folders)
+        raise DataError(f"{named}: no run has anything to draw yet. {' '.join(problems)}")
+    lacking: list[DataError] = []
+    for section in study.sections:
         path = out / f"{name}-{section.slug}.{ending}"
-        save(FIGURES[name](section), path)
-        say(terminal(), path)
+        try:
+            save(FIGURES[name](section), path)
+            say(terminal(), path)
+        except DataError as error:
+            lacking.append(error)
+    if len(lacking) == len(study.sections):
+        raise lacking[0]
+    for problem in (*problems, *lacking):
+        say(terminal(stderr=True), problem)
+    if lacking:
+        raise typer.Exit(1)
 
 
 COMMANDS = (benchmarks, methods, settings, report, figure)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from proxreplay.cli.text import plain
 from proxreplay.errors import InputError
 from proxreplay.options import CHECKPOINT_EVERY
 
@@ -104,9 +105,9 @@ class Settings:
     @functools.cached_property
     def from_file(self) -> dict[str, Any]:
         """The settings in ``--config``."""
-        from proxreplay.experiments.config import read_settings
+        from proxreplay.experiments.configure import read_layer
 
-        return {} if self.config is None else current(read_settings(self.config))
+        return {} if self.config is None else _told(*read_layer(self.config))
 
     def resolve(self, benchmark: str | None, method: str | None, **further: Any) -> "RunConfig":
         """The configuration of one run; benchmark and method may come from the file."""
@@ -221,10 +222,14 @@ def current(values: dict[str, Any]) -> dict[str, Any]:
     """Values under today's names; a word about each earlier name."""
     from proxreplay.experiments.config import renamed
 
-    result, remarks = renamed(values)
+    return _told(*renamed(values))
+
+
+def _told(values: dict[str, Any], remarks: list[str]) -> dict[str, Any]:
+    """The values, after a word about each remark."""
     for remark in remarks:
-        typer.secho(f"proxreplay: {remark}", fg="yellow", err=True)
-    return result
+        typer.secho(plain(f"proxreplay: {remark}"), fg="yellow", err=True)
+    return values
 
 
 def parse_sets(sets: list[str] | None) -> dict[str, Any]:

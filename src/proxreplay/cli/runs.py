@@ -53,6 +53,7 @@ def demo(
     make(planned)
     rows, explanation, written = conclude(out, planned)
     print_table(f"{BENCHMARK}, mean ± standard error over seeds", rows)
+    tell_versions(planned)
     terminal().print(explanation)
     for what, where in written.items():
         say(terminal(), f"{what:9}{where}")
@@ -109,7 +110,7 @@ def resume(
     make(planned, where)
     if broken:
         say(terminal(stderr=True), f"{broken} of {len(runs)} run folders cannot be read.")
-        raise typer.Exit(1)
+        raise typer.Exit(2 if broken == len(runs) else 1)
     if len(runs) == 1:
         print_result(runs[0].folder)
     else:
@@ -150,6 +151,7 @@ def compare(
     make(planned, where)
     rows = comparison_rows(read_run(job.folder) for job in planned)
     print_table(f"{benchmark}, mean ± standard error over seeds", rows)
+    tell_versions(planned)
     say(terminal(), f"A page about it: proxreplay report {study}")
 
 
@@ -251,7 +253,10 @@ def reproduce(
 
 
 def make(planned: "Sequence[Job]", where: Where = _WHERE) -> None:
-    """Make runs with a display; leave with 1 if one failed, with 128 + signal if interrupted."""
+    """Make runs with a display.
+
+    Leave with 2 if all were refused, with 1 if one failed, with 128 + signal if interrupted.
+    """
     from proxreplay.cli.display import StudyDisplay
     from proxreplay.experiments.interrupt import stop_on_signals
 
@@ -270,12 +275,13 @@ def make(planned: "Sequence[Job]", where: Where = _WHERE) -> None:
         say(console, f"Interrupted: {done} of {len(planned)} runs complete, the others saved.")
         say(console, "The same command again goes on where this one stopped.")
         raise typer.Exit(stop.exit_code)
-    if len(planned) > 1 or outcomes[0].status != "failed":  # a single failure was said already
+    refused = {outcome.status for outcome in outcomes} == {"refused"}
+    if len(planned) > 1 or outcomes[0].status == "interrupted":  # a single failure was said already
         say(console, f"{len(planned) - done} of {len(planned)} runs failed or were stopped:")
         for outcome in outcomes:
             if outcome.status != "complete":
                 say(console, f"  {outcome.job.folder}: {outcome.problem}", style="red")
-    raise typer.Exit(1)
+    raise typer.Exit(2 if refused else 1)
 
 
 def _process_group(planned: "Sequence[Job]", engine: object) -> "AbstractContextManager[None]":
@@ -315,6 +321,16 @@ def print_table(title: str, rows: Sequence[Any]) -> None:
         style = "bold" if paired and row.seeds >= FEW_SEEDS else None
         table.add_row(plain(row.label), str(row.seeds), *cells, style=style)
     terminal().print(table)
+
+
+def tell_versions(planned: "Sequence[Job]") -> None:
+    """Say, under a table, if its runs were made with different source codes."""
+    from proxreplay.experiments.results import read_environment
+    from proxreplay.report.tables import several_codes
+
+    said = several_codes(read_environment(job.folder)[0] for job in planned)
+    if said:
+        say(terminal(), said)
 
 
 def print_result(folder: Path) -> None:

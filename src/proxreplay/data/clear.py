@@ -12,7 +12,7 @@ from typing import Any
 
 from proxreplay.data.archives import Files, open_files
 from proxreplay.data.cache import Decoded
-from proxreplay.data.images import ImageFile, image_split
+from proxreplay.data.images import ImageFile, image_splits
 from proxreplay.errors import DataError
 
 FOLDERS = {"train": ("train", "train_image_only"), "test": ("test",)}
@@ -40,10 +40,10 @@ def read(source: Path, size: int) -> Iterator[Decoded]:
             )
         buckets = list(metadata["train"])
         parts = {
-            part: image_split(files, _images(files, folder, metadata[part], names, buckets), size)
+            part: _images(files, folder, metadata[part], names, buckets)
             for part, folder in folders.items()
         }
-        yield Decoded(tuple(names), parts, tuple(buckets))
+        yield Decoded(tuple(names), image_splits(files, parts, size), tuple(buckets))
 
 
 def _part_folder(files: Files, folders: tuple[str, ...]) -> str:

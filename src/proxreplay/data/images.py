@@ -1,11 +1,13 @@
 """Image files to uint8 arrays of one size, block by block and on a few threads."""
 
+import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,8 @@ LARGE_PIXELS = 4 * 10**6
 MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV")
 _LARGE = Lock()
 IMAGES_PER_BLOCK = 256
+NAMED = 10  # of the broken ones, in an error
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -39,24 +43,66 @@ class ImageFile:
     domain: int | None = None  # its domain, or None
 
 
-def image_split(files: Files, images: Sequence[ImageFile], size: int) -> Split:
-    """Images on their way to disk, as RGB squares ``[3, size, size]``; see `decode`."""
-    return Split(len(images), (3, size, size), _blocks(files, images, size))
+def image_splits(
+    files: Files, parts: Mapping[str, Sequence[ImageFile]], size: int
+) -> dict[str, Split]:
+    """Images on their way to disk, as RGB squares ``[3, size, size]``; see `decode`.
+
+    If one of them is broken, all are looked at, and the error names all that are.
+    """
+    everything = [image for images in parts.values() for image in images]
+    return {
+        part: Split(len(images), (3, size, size), _blocks(files, images, size, everything))
+        for part, images in parts.items()
+    }
 
 
-def _blocks(files: Files, images: Sequence[ImageFile], size: int) -> Iterator[Block]:
-    def read(image: ImageFile) -> npt.NDArray[np.uint8]:
-        return decode(files.read(image.path, MAX_FILE_BYTES), size, image.path)
-
+def _blocks(
+    files: Files, images: Sequence[ImageFile], size: int, everything: Sequence[ImageFile]
+) -> Iterator[Block]:
+    read = partial(_read, files, size)
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for start in range(0, len(images), IMAGES_PER_BLOCK):
             some = images[start : start + IMAGES_PER_BLOCK]
             domains = [i.domain for i in some if i.domain is not None]
+            try:
+                inputs = np.stack(list(pool.map(read, some)))
+            except DataError as error:
+                raise all_broken(files, everything, size, error) from error
             yield Block(
-                np.stack(list(pool.map(read, some))),
+                inputs,
                 np.array([i.label for i in some]),
                 np.array(domains) if domains else None,
             )
+
+
+def _read(files: Files, size: int, image: ImageFile) -> npt.NDArray[np.uint8]:
+    return decode(files.read(image.path, MAX_FILE_BYTES), size, image.path)
+
+
+def all_broken(files: Files, images: Sequence[ImageFile], size: int, first: DataError) -> DataError:
+    """One error about every image that cannot be decoded; ``first`` if there is but one."""
+
+    def problem(image: ImageFile) -> str | None:
+        try:
+            _read(files, size, image)
+        except DataError as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        problems = list(pool.map(problem, images))
+    names = [image.path for image, found in zip(images, problems, strict=True) if found]
+    if len(names) < 2:
+        return first
+    named, others = names[:NAMED], names[NAMED:]
+    if others:
+        log.warning("%s: cannot be used either: %s", files.where, ", ".join(others))
+    more = f" and {len(others)} others (see the log)" if others else ""
+    return DataError(
+        f"{files.where}: {len(names)} of {len(images)} images cannot be used: {', '.join(named)}"
+        f"{more}; replace or remove them. The first: {next(filter(None, problems))}"
+    )
 
 
 def decode(data: bytes, size: int, what: str) -> npt.NDArray[np.uint8]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from proxreplay.data.archives import Files, open_files
 from proxreplay.data.cache import Decoded
-from proxreplay.data.images import SUFFIXES, ImageFile, image_split
+from proxreplay.data.images import SUFFIXES, ImageFile, image_splits
 from proxreplay.errors import DataError
 
 SIZE = 64
@@ -29,7 +29,7 @@ def read(source: Path) -> Iterator[Decoded]:
             )
         yield Decoded(
             _names(files, f"{top}words.txt", wnids),
-            {"train": image_split(files, train, SIZE), "test": image_split(files, test, SIZE)},
+            image_splits(files, {"train": train, "test": test}, SIZE),
         )
 
 

@@ -12,7 +12,14 @@ from pathlib import Path
 from proxreplay.data.archives import Files, open_files
 from proxreplay.data.cache import Decoded, cached
 from proxreplay.data.datasets import Dataset
-from proxreplay.data.images import MAX_FILE_BYTES, SUFFIXES, ImageFile, image_split, open_image
+from proxreplay.data.images import (
+    MAX_FILE_BYTES,
+    SUFFIXES,
+    ImageFile,
+    all_broken,
+    image_splits,
+    open_image,
+)
 from proxreplay.errors import DataError
 
 TEST_FRACTION = 0.2
@@ -76,7 +83,7 @@ def read(path: Path, image_size: int | None) -> Iterator[Decoded]:
         size = image_size or _common_size(files, [i for part in images.values() for i in part])
         yield Decoded(
             tuple(classes),
-            {part: image_split(files, members, size) for part, members in images.items()},
+            image_splits(files, images, size),
             tuple(domains),
         )
 
@@ -140,8 +147,10 @@ def split_by_hash(images: Sequence[ImageFile]) -> tuple[list[ImageFile], list[Im
 def _common_size(files: Files, images: Sequence[ImageFile]) -> int:
     sizes = set()
     for image in images:
-        data = files.read(image.path, MAX_FILE_BYTES)
-        sizes.add(open_image(data, image.path).size)
+        try:
+            sizes.add(open_image(files.read(image.path, MAX_FILE_BYTES), image.path).size)
+        except DataError as error:
+            raise all_broken(files, images, DEFAULT_SIZE, error) from error
         if len(sizes) > 1:
             break
     width, height = next(iter(sizes))

@@ -48,6 +48,7 @@ from proxreplay.options import (
 MAX_THREADS = 1024
 MAX_FILE_BYTES = 2**20  # of a file of settings
 _SIGNED = "# sha256 of these settings: "
+_SECTIONS = {"stream", "loss", "lpr", "refresh", "projection", "diagnostics"}  # of every run's file
 
 
 @dataclass(frozen=True)
@@ -240,6 +241,13 @@ def dump_settings(values: Mapping[str, Any]) -> str:
 def _checksum(values: Any) -> str:
     """Of what settings say, not of how they are laid out."""
     return hashlib.sha256(repr(values).encode()).hexdigest()
+
+
+def of_a_run(path: Path, values: Mapping[str, Any]) -> bool:
+    """Whether a file of settings was written by a run, or is an edited copy of such a file."""
+    with path.open(encoding="utf-8") as file:
+        signed = file.read(len(_SIGNED)) == _SIGNED
+    return "method" in values and (signed or {*values} >= _SECTIONS)
 
 
 def read_settings(path: Path, *, unchanged: bool = False) -> dict[str, Any]:

@@ -2,16 +2,18 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from proxreplay.data.scenarios import IID, Blurry, ClassIncremental, DomainIncremental, Scenario
 from proxreplay.errors import InputError
 from proxreplay.experiments.benchmarks import CUSTOM, Benchmark, Defaults, Settings, find_benchmark
-from proxreplay.experiments.config import RunConfig
+from proxreplay.experiments.config import RunConfig, of_a_run, read_settings, renamed
 from proxreplay.experiments.recipes import (
     AVERAGED_SUFFIX,
     KLPR_PREFIX,
     LPR_PREFIX,
+    METHODS,
     Method,
     find_method,
 )
@@ -40,6 +42,40 @@ def configure(benchmark_name: str, method_name: str, *layers: Mapping[str, Any])
             f"{benchmark_name} was asked for."
         )
     return config
+
+
+def read_layer(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """The values in a file of settings by dotted key, and remarks about them.
+
+    What a run has written is complete: settings that it does not name came later, so they are as
+    without them, not as today's recipe has them. That is remarked on where it matters.
+    """
+    own = read_settings(path)
+    values, remarks = renamed(own)
+    if of_a_run(path, own):
+        values, _ = renamed(averaging_named(own))
+        earlier = RunConfig("", "").with_values(values).flat()
+        missing = {k: v for k, v in earlier.items() if "." in k and k not in values}
+        now = configure(str(values.get("benchmark", CUSTOM)), str(values["method"])).flat()
+        remarks += [
+            f"{path} says nothing of {key}: {value} is taken, as in runs from before there was "
+            f"such a setting; today's {values['method']} has --set {key}={now[key]}"
+            for key, value in missing.items()
+            if value != now[key]
+        ]
+        values |= missing
+    return values, remarks
+
+
+def averaging_named(values: dict[str, Any]) -> dict[str, Any]:
+    """A file with a section ``ema`` is from before averages could start other than as a copy."""
+    earlier = values.get("ema")
+    if not isinstance(earlier, dict):
+        return values
+    method = METHODS.get(str(values.get("method")))
+    averaged = method is not None and method.averaged
+    section = {**earlier, "start": "copy", "predict": "average"} if averaged else {}
+    return {k: v for k, v in values.items() if k != "ema"} | {"averaging": section}
 
 
 def _tuned(settings: Settings, method: Method) -> Mapping[str, Any]:

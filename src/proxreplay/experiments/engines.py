@@ -17,12 +17,20 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from proxreplay.allocator import keep_freed_memory
-from proxreplay.errors import ProxreplayError
+from proxreplay.errors import (
+    CheckpointError,
+    DataError,
+    InputError,
+    ProxreplayError,
+    StorageError,
+)
 from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.ownership import mark_failed, owned
 from proxreplay.experiments.run import Interrupted, RunOptions, RunProgress, run
 from proxreplay.options import count
+
+REFUSALS = (InputError, DataError, CheckpointError, StorageError)
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,8 @@ class Outcome:
     """What became of a job."""
 
     job: Job
-    status: Literal["complete", "interrupted", "failed"]
+    # refused: what was given cannot be used, and nothing was computed
+    status: Literal["complete", "interrupted", "refused", "failed"]
     problem: str | None = None
 
 
@@ -69,12 +78,20 @@ class Engine(Protocol):
 
 def make_one(job: Job, stop: StopRequest, on_progress: Callable[[RunProgress], None]) -> Outcome:
     """Make one run here and now; an error becomes part of the outcome."""
+    begun = False
+
+    def tell(progress: RunProgress) -> None:
+        nonlocal begun
+        begun = True
+        on_progress(progress)
+
     try:
-        run(job.config, job.folder, job.options, stop=stop, on_progress=on_progress)
+        run(job.config, job.folder, job.options, stop=stop, on_progress=tell)
     except Interrupted as interruption:
         return Outcome(job, "interrupted", str(interruption))
     except ProxreplayError as error:
-        return Outcome(job, "failed", str(error))
+        refused = isinstance(error, REFUSALS) and not begun
+        return Outcome(job, "refused" if refused else "failed", str(error))
     except Exception as error:
         return Outcome(job, "failed", f"{type(error).__name__}: {error}")
     return Outcome(job, "complete")

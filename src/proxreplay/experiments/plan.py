@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from proxreplay.data import Stream
 from proxreplay.evaluation import evaluate
 from proxreplay.experiments.build import build_learner, build_stream
@@ -33,12 +35,14 @@ class RunPlan:
     parameters: int  # of the network, at the end of calibration
     memory_bytes: int  # of the replay memory when full
     rule_bytes: int  # of the rule's factors
+    companion_bytes: int  # of the companion, once all classes have come; 0 without one
     seconds: dict[str, float]  # estimate: learning, refreshing, evaluating
 
     def described(self) -> list[tuple[str, str]]:
         """Lines for people: what, how much."""
         total = sum(self.seconds.values())
         shares = ", ".join(f"{name} {_duration(spent)}" for name, spent in self.seconds.items())
+        companion = ("companion", f"at most {self.companion_bytes / 2**20:.1f} MiB")
         return [
             ("tasks", f"{self.tasks:,}"),
             (
@@ -51,6 +55,7 @@ class RunPlan:
             ("parameters", f"{self.parameters:,}"),
             ("replay memory", f"{self.memory_bytes / 2**20:.1f} MiB"),
             ("rule's factors", f"{self.rule_bytes / 2**20:.1f} MiB"),
+            *([companion] if self.companion_bytes else []),
             ("estimated time", f"{_duration(total)} ({shares})"),
         ]
 
@@ -92,7 +97,6 @@ def plan(config: RunConfig, data_root: Path | None = None, batches: int = 12) ->
         per_refresh = _time_refresh(learner, config.refresh.samples or at_most)
         per_image = _time_evaluation(learner, stream)
     layers = learner.rule.layers if isinstance(learner.rule, LayerwiseRule) else {}
-    row = learner.memory.nbytes / max(len(learner.memory), 1)
     return RunPlan(
         tasks=len(stream.tasks),
         stream_batches=len(stream),
@@ -103,14 +107,22 @@ def plan(config: RunConfig, data_root: Path | None = None, batches: int = 12) ->
         evaluations=len(due),
         evaluated_images=images,
         parameters=sum(p.numel() for p in learner.model.parameters()),
-        memory_bytes=int(row * full),
+        memory_bytes=learner.memory.row_nbytes * full,
         rule_bytes=sum(layer.bytes for layer in layers.values()),
+        companion_bytes=_companion_bytes(learner, stream),
         seconds={
             "learning": per_batch * stream.trained_batches,
             "refreshing": per_refresh * refreshes,
             "evaluating": per_image * images,
         },
     )
+
+
+def _companion_bytes(learner: Learner | Floor, stream: Stream) -> int:
+    if not isinstance(learner, Learner) or learner.companion is None:
+        return 0
+    labels = torch.cat([stream.arriving(t).labels for t in range(len(stream.tasks))])
+    return learner.companion.nbytes(len(labels.unique()))
 
 
 def _time_batches(learner: Learner | Floor, stream: Stream, batches: int) -> float:

@@ -20,7 +20,7 @@ from proxreplay.evaluation import Trajectory, final_accuracy
 from proxreplay.evaluation.measures import MAIN, numbers
 from proxreplay.evaluation.trajectory import Recorded, Series
 from proxreplay.experiments.config import RunConfig, read_settings
-from proxreplay.experiments.recipes import METHODS
+from proxreplay.experiments.configure import averaging_named
 from proxreplay.files import file_digest, unsigned
 
 Record = dict[str, Any]
@@ -258,18 +258,29 @@ class StoredRun:
         untreated = [r["untreated"] for r in records if r["kind"] == "rule" and "untreated" in r]
         self.check_records()
         seconds, problem = self._seconds()
-        try:
-            environment = read_json(self.folder / "environment.json", missing={})
-        except (DataError, OSError) as error:  # it says where a run was made, not what came of it
-            environment, problem = {}, _problem("environment.json", error)
-        found = recorded(records) if evaluations(records) else None
+        environment, unknown = read_environment(self.folder)
+        moments = evaluations(records)
+        found = recorded(records) if moments else None
+        self._check_end(moments)
         return replace(
             self,
-            problem=self.problem or problem,
+            problem=self.problem or unknown or problem,
             recorded=None if found is None else replace(found, seconds=seconds),
             untreated=dict(untreated[-1]) if untreated else {},
             environment=environment,
         )
+
+    def _check_end(self, moments: Sequence[Record]) -> None:
+        """Refuse records that were cut; version 0.1 wrote no checksum of them."""
+        if self.result is None or not moments:
+            return
+        last = final_accuracy(np.array(moments[-1]["accuracy"]))
+        if not np.isclose(last, self.result.validation_acc):
+            raise DataError(
+                f"records.jsonl ends before the run did, with an accuracy of {last:.4f} where "
+                f"result.json has {self.result.validation_acc:.4f}. Put it back from a copy, or "
+                "remove it to keep the result without its curve."
+            )
 
     def _seconds(self) -> tuple[Series | None, str | None]:
         """Timings are never a reason to leave a run out: what is wrong with them is told."""
@@ -308,14 +319,26 @@ def _problem(name: str, error: Exception) -> str:
 
 
 def find_runs(folders: Iterable[Path]) -> list[StoredRun]:
-    """Every run at or below the given folders, in order of path."""
-    found: set[Path] = set()
+    """Every run at or below the given folders, once, in order of path."""
+    found: dict[Path, Path] = {}
     for folder in folders:
         if not folder.is_dir():
             raise DataError(f"{folder}: no such folder; give a run folder or one that holds some.")
         for name in ("config.yaml", "records.jsonl"):
-            found |= {path.parent for path in folder.rglob(name)}
-    return [read_run(folder) for folder in sorted(found)]
+            for path in folder.rglob(name):
+                found.setdefault(path.parent.resolve(), path.parent)
+    return [read_run(folder) for folder in sorted(found.values())]
+
+
+def read_environment(folder: Path) -> tuple[Mapping[str, Any], str | None]:
+    """What a run was made with, and what is wrong with the file that says so.
+
+    It says where a run was made, not what came of it: damage is no reason to leave the run out.
+    """
+    try:
+        return read_json(folder / "environment.json", missing={}), None
+    except (DataError, OSError) as error:
+        return {}, _problem("environment.json", error)
 
 
 def made_with(environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -346,20 +369,9 @@ def fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
 def read_config(path: Path) -> RunConfig:
     """The configuration in a YAML file."""
     _check_file(path)
-    config = RunConfig("", "").with_values(_averaging_named(read_settings(path, unchanged=True)))
+    config = RunConfig("", "").with_values(averaging_named(read_settings(path, unchanged=True)))
     json.dumps(config.to_dict())  # a number of thousands of digits can be read but not printed
     return config
-
-
-def _averaging_named(values: dict[str, Any]) -> dict[str, Any]:
-    """A file with a section ``ema`` is from before averages could start other than as a copy."""
-    earlier = values.get("ema")
-    if not isinstance(earlier, dict):
-        return values
-    method = METHODS.get(str(values.get("method")))
-    averaged = method is not None and method.averaged
-    section = {**earlier, "start": "copy", "predict": "average"} if averaged else {}
-    return {k: v for k, v in values.items() if k != "ema"} | {"averaging": section}
 
 
 def _check_file(path: Path) -> None:

@@ -96,6 +96,7 @@ class SharedCovariance(Statistic):
         self.options = options
         self.means = torch.zeros(0, 0, dtype=torch.float64)
         self.counts = torch.zeros(0, dtype=torch.float64)
+        self.squares = torch.zeros(0, dtype=torch.float64)  # sums of squared weights
         self._scatter = torch.zeros(0, 0, dtype=torch.float64)
         self._recent = torch.zeros(0, 0, dtype=torch.float64)  # rows that are not in it yet
 
@@ -126,16 +127,23 @@ class SharedCovariance(Statistic):
             self.fold_()
         self.means = means.index_add(0, present, moved * (k / (n + k))[:, None])
         self.counts = counts.index_add(0, present, k)
+        self.squares = grown(self.squares, size).index_add(0, y, w * w)
+
+    @property
+    def examples(self) -> Tensor:
+        """Of each class, ``(sum w)^2 / sum w^2``: so many of equal weight tell as much."""
+        return (self.counts.square() / self.squares).nan_to_num(0.0)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Means, counts, the scatter and what is to be added to it."""
-        own = {"means": self.means, "counts": self.counts}
+        own = {"means": self.means, "counts": self.counts, "squares": self.squares}
         return {**own, "scatter": self._scatter, "recent": self._recent}
 
     def load_state_dict_(self, state: dict[str, Tensor]) -> None:
-        """Go on from there; earlier versions added every row at once."""
+        """Go on from there; earlier versions added every row at once, and kept no squares."""
         self.means, self.counts, self._scatter = (state[k] for k in ("means", "counts", "scatter"))
         self._recent = state.get("recent", self._scatter[:0])
+        self.squares = state.get("squares", self.counts)  # as of weights that are all 1
 
     @property
     def scatter(self) -> Tensor:
@@ -147,7 +155,7 @@ class SharedCovariance(Statistic):
 
     def fold_(self) -> None:
         """Add the rows of the last examples to the scatter, and keep them no longer."""
-        self._scatter, self._recent = self.scatter, self._recent[:0]
+        self._scatter, self._recent = self.scatter, self._recent[:0].clone()  # a view keeps all
 
     def forget_(self, label: int) -> None:
         """Leave a class out from here on.
@@ -157,9 +165,11 @@ class SharedCovariance(Statistic):
         """
         if label < len(self.counts) and self.counts[label] > 0:
             left = 1 - self.counts[label] / self.counts.sum()
-            self._scatter, self._recent = self.scatter * left, self._recent[:0]
-            self.means, self.counts = self.means.clone(), self.counts.clone()
-            self.means[label], self.counts[label] = 0, 0
+            self._scatter, self._recent = self.scatter * left, self._recent[:0].clone()
+            kept = (self.means.clone(), self.counts.clone(), self.squares.clone())
+            for tensor in kept:
+                tensor[label] = 0
+            self.means, self.counts, self.squares = kept
 
     def covariance(self) -> Tensor:
         """Within classes, shrunk towards a multiple of the identity, ``[d, d]``."""

@@ -17,7 +17,7 @@ from proxreplay.batch import Inputs
 from proxreplay.errors import InputError
 from proxreplay.models.random_features import POOLED, RandomFeatures
 from proxreplay.options import CompanionOptions
-from proxreplay.replay.class_statistics import SharedCovariance, grown
+from proxreplay.replay.class_statistics import TOGETHER, SharedCovariance, grown
 from proxreplay.seeding import seeded
 
 STRENGTHS = (0.0, *(2.0 ** (k / 2) for k in range(-10, 2)))  # a: how far its word is taken
@@ -153,9 +153,9 @@ class Companion:
 
     def _judge_(self, z: Tensor, labels: Tensor) -> None:
         """Take in how well each strength predicts examples that have not been observed."""
-        known, counts = self.known, self.statistic.counts.to(z.device)
-        enough = labels < len(counts)
-        enough[enough.clone()] &= counts[labels[enough]] >= ENOUGH
+        known, examples = self.known, self.statistic.examples.to(z.device)
+        enough = labels < len(examples)
+        enough[enough.clone()] &= examples[labels[enough]] >= ENOUGH
         if len(known) < 2 or not bool(enough.any()):
             return
         scores = self._scores(z[enough]).double()
@@ -185,6 +185,14 @@ class Companion:
         weight[changed] = rows
         bias[changed] = -(rows.double() * both).sum(dim=1).float() / 2
         self.weight, self.bias = weight, bias
+
+    def nbytes(self, classes: int) -> int:
+        """What it holds at most with so many classes, once a batch has told the shape."""
+        d = self.weight.shape[1]
+        of_classes = (d + 2) * 8 + (d + 1) * 4 + 8  # means and sums; rows and bias; known
+        shared = d * d * (8 + 4) + (TOGETHER - 1) * d * 8 + d * 8  # scatter and inverse; rows; mean
+        filters = 0 if self.features is None else self.features.weight.nbytes
+        return classes * of_classes + shared + filters + self.losses.nbytes
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what it says next."""

@@ -130,6 +130,11 @@ class Memory:
         return self._storage.nbytes
 
     @property
+    def row_nbytes(self) -> int:
+        """Bytes of one example, as it is stored; 0 before there is any."""
+        return self._storage.row_nbytes(self._storage.fields)
+
+    @property
     def ids(self) -> Tensor:
         """The ids of the examples stored, ``[len]`` int64, in the order of `batches`."""
         return torch.tensor(self._storage.ids, dtype=torch.int64)

@@ -45,6 +45,12 @@ OPTIONS = (
     *("refresh_augment", "channels_last", "seed"),
 )
 
+_WAYS_OUT = {
+    "companion": "make it as it was, or let Learner.load do so. To go on without one, load it with "
+    "it: predictor='online' predicts without it. To have one from now on, a learner made with "
+    "Learner(old.model, old.memory, companion=...) shows it what is remembered."
+}
+
 
 class Saving:
     """The methods by which a `Learner` is saved and loaded."""
@@ -317,13 +323,13 @@ def _rule(description: Any, model: nn.Module, given: Any) -> Any:
 
 def check_same(saved: dict[str, Any], present: dict[str, Any]) -> None:
     """See that a learner is composed as the saved one was."""
-    for name in saved.keys() | present.keys():
+    for name in {**saved, **present}:
         if name == "lr" and None in (saved[name], present[name]):
             continue  # an optimizer was handed in, and its state has the learning rate
         if saved.get(name) != present.get(name):
             raise InputError(
                 f"Learner: saved with {name}={saved.get(name)!r}, but this one has "
-                f"{name}={present.get(name)!r}; make it as it was."
+                f"{name}={present.get(name)!r}; {_WAYS_OUT.get(name, 'make it as it was.')}"
             )
 
 

@@ -99,20 +99,22 @@ def _curve(
         return None
     if measure.x == "minutes":
         grid = np.linspace(0, max(x[-1] for x, _ in lines), points + 1)[1:]
+        found = [np.interp(grid, x, y, right=np.nan) for x, y in lines]
     else:
         grid = _task_grid(lines, tasks, points)
-    values = np.stack([interpolate(grid, x, y) for x, y in lines])  # a seed counts as far as it got
+        found = [interpolate(grid, x, y) for x, y in lines]
+    values = np.stack(found)  # a seed counts as far as it got
     low, high = np.fmin.reduce(values), np.fmax.reduce(values)  # NaN only where all are
     return Curve(group.label, index, grid, _mean_of_known(values), low, high)
 
 
 def _task_grid(lines: Sequence[Line], tasks: int, points: int) -> Array:
-    """Points of every task, finer after its start if there are more moments than points."""
-    densest = max(int(np.histogram(x, np.arange(tasks + 1) + 1e-9)[0].max()) for x, _ in lines)
-    count = max(2, min(densest, points // tasks))
-    inside = np.arange(1, count + 1) / count
-    if densest > count:
-        inside = inside**2
+    """Every moment and end of a task; if too many, points that are finer after each switch."""
+    moments = np.unique(np.concatenate([np.arange(1, tasks + 1), *(x for x, _ in lines)]).round(9))
+    if len(moments) <= points:
+        return moments
+    count = max(2, points // tasks)
+    inside = (np.arange(1, count + 1) / count) ** 2
     return np.concatenate([task + inside for task in range(tasks)])
 
 

@@ -5,9 +5,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from proxreplay.evaluation import PairedDifference
-from proxreplay.experiments.results import StoredRun, made_with
+from proxreplay.experiments.results import StoredRun
 from proxreplay.report.grouping import Group, Section, Study
-from proxreplay.report.tables import FEW_SEEDS, Comparison, comparisons, paper_row_of
+from proxreplay.report.tables import (
+    FEW_SEEDS,
+    Comparison,
+    comparisons,
+    paper_row_of,
+    several_codes,
+)
 
 MOST_REASONS = 20
 COARSE_SHARE = 0.05  # evaluations further apart than this share of a task miss dips
@@ -21,6 +27,9 @@ class Caution:
     level: Literal["serious", "note"]
     text: str  # what, and the way out
     details: tuple[str, ...] = ()  # one line each, for who wants to know more
+
+    def __str__(self) -> str:
+        return " ".join([self.text, *self.details])
 
 
 # The verdict -------------------------------------------------------------------------------------
@@ -140,7 +149,7 @@ def section_warnings(section: Section) -> list[Caution]:
     """What limits the numbers of one section."""
     before = (_few_seeds(section), _uneven_seeds(section))
     after = (_memory_not_full(section), _untreated(section), *_paper_notes(section))
-    wrong = (_seeds_twice(section), _several_codes(section))
+    wrong = (_seeds_twice(section), several_codes(run.environment for run in section.runs))
     return [
         *(Caution("serious", text) for text in wrong if text),
         *(Caution("note", text) for text in before if text),
@@ -165,21 +174,6 @@ def _seeds_twice(section: Section) -> str | None:
     return (
         f"Several runs of one seed disagree ({_some(found, 4)}). The tables count one of each, the "
         "last by the name of its folder: leave the others out."
-    )
-
-
-def _several_codes(section: Section) -> str | None:
-    """Runs of different source codes, each of which may change numbers."""
-    found: set[str] = set()
-    for run in section.runs:
-        for made in made_with(run.environment):
-            if code := made.get("code") or made.get("git_commit"):
-                found.add(str(code))
-    if len(found) < 2:
-        return None
-    return (
-        f"The runs were made with {len(found)} different source codes of proxreplay (see 'Made "
-        "with'); differences between them may be that."
     )
 
 

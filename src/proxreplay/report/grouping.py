@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from proxreplay.errors import DataError
 from proxreplay.experiments.benchmarks import BENCHMARKS
 from proxreplay.experiments.config import UNSET, RunConfig, StreamSettings
 from proxreplay.experiments.configure import configure, has_effect
@@ -135,6 +136,15 @@ def read_study(folders: Sequence[Path], cache: Cache | None = None) -> Study:
             cache[stored.folder] = (state, stored.with_records())
         runs.append(cache[stored.folder][1])
     return gather(runs)
+
+
+def read_some(folders: Sequence[Path], cache: Cache | None = None) -> Study:
+    """As `read_study`; folders without any run are refused."""
+    study = read_study(folders, cache)
+    if not study.runs:
+        named = ", ".join(str(folder) for folder in folders)
+        raise DataError(f"{named}: no runs here; a run folder holds a config.yaml.")
+    return study
 
 
 def gather(runs: Sequence[StoredRun]) -> Study:

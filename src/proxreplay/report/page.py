@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from proxreplay import __version__
-from proxreplay.errors import DataError
 from proxreplay.evaluation.measures import MAIN
 from proxreplay.evaluation.trajectory import Array
 from proxreplay.experiments.results import StoredRun
@@ -22,7 +21,7 @@ from proxreplay.files import write_text
 from proxreplay.report.commands import run_command
 from proxreplay.report.curves import Curve, curves, drawable, task_accuracy_map
 from proxreplay.report.findings import headline, section_warnings, study_warnings, verdict
-from proxreplay.report.grouping import Cache, Section, Study, read_study
+from proxreplay.report.grouping import Cache, Section, Study, read_some
 from proxreplay.report.paper import paper
 from proxreplay.report.plots import MOST_SWITCHES
 from proxreplay.report.tables import FEW_SEEDS, comparisons, further_table, main_table, tables_of
@@ -39,6 +38,7 @@ class ReportSummary:
     runs: int  # how many runs were found
     statuses: dict[str, int]  # how many are complete, incomplete, failed and broken
     verdict: tuple[str, ...]  # the sentences at the top of the page
+    serious: tuple[str, ...]  # what is missing or wrong
 
 
 def write_report(
@@ -53,22 +53,14 @@ def write_report(
     While runs are unfinished, the page reloads itself every ``reload_seconds``. A ``cache`` that is
     kept between calls spares reading runs again that have not changed.
     """
-    study = _read_some(folders, cache)
+    study = read_some(folders, cache)
     return _write(study, out, render(study, reload_seconds=reload_seconds))
 
 
 def write_tables(folders: Sequence[Path], out: Path) -> ReportSummary:
     """Write the tables of every run at or below the folders, as the ending of ``out`` says."""
-    study = _read_some(folders)
+    study = read_some(folders)
     return _write(study, out, tables_of(study, out.suffix))
-
-
-def _read_some(folders: Sequence[Path], cache: Cache | None = None) -> Study:
-    study = read_study(folders, cache)
-    if not study.runs:
-        named = ", ".join(str(folder) for folder in folders)
-        raise DataError(f"{named}: no runs here; a run folder holds a config.yaml.")
-    return study
 
 
 def _write(study: Study, out: Path, text: str) -> ReportSummary:
@@ -76,7 +68,9 @@ def _write(study: Study, out: Path, text: str) -> ReportSummary:
     write_text(out, text.encode("utf-8", "replace").decode("utf-8"))
     statuses: Counter[str] = Counter(run.status for run in study.runs)
     sentences = tuple(text for section in study.sections for text in verdict(section))
-    return ReportSummary(out, len(study.runs), dict(statuses), sentences)
+    cautions = [*study_warnings(study), *(c for s in study.sections for c in section_warnings(s))]
+    serious = tuple(str(one) for one in cautions if one.level == "serious")
+    return ReportSummary(out, len(study.runs), dict(statuses), sentences, serious)
 
 
 def render(study: Study, *, reload_seconds: int | None = None) -> str:

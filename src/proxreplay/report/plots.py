@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette with a grey for its black and a purple for its pale yellow: told apart
 # with any colour vision.
 COLOURS = ("#555555", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7B5EA7")
+ENDINGS = ("png", "pdf", "svg")
 DASHES = ("-", "--", ":", "-.")
 WIDE = (8.0, 4.5)
 PANEL = (4.2, 3.4)

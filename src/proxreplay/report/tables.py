@@ -8,18 +8,19 @@ import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from proxreplay.evaluation import MEASURES, Estimate, PairedDifference, estimate, paired_difference
 from proxreplay.evaluation.measures import MAIN, Measure
 from proxreplay.experiments.recipes import METHODS
-from proxreplay.experiments.results import Result, StoredRun
+from proxreplay.experiments.results import Result, StoredRun, made_with
 from proxreplay.report.grouping import Group, Section, Study, label_of
 from proxreplay.report.paper import PaperRow, paper_row
 
 FURTHER = tuple(m for m in MEASURES if m.number is not None and not m.main)
+MOST_CODES = 6  # that are named
 FEW_SEEDS = 5  # with fewer, standard errors are too rough to call anything best
 
 
@@ -165,6 +166,26 @@ def _estimate(values: Iterable[float | None]) -> Estimate | None:
     return estimate(np.array(known)) if known else None
 
 
+def several_codes(environments: Iterable[Mapping[str, Any]]) -> str | None:
+    """A line about runs of different source codes, each of which may change numbers."""
+    runs: dict[str, list[str]] = {}  # by code: what to call it, once per run
+    for environment in environments:
+        for made in made_with(environment):
+            code, commit = (str(made.get(key) or "") for key in ("code", "git_commit"))
+            named = f"code {code[:8]}" if code else f"commit {commit[:10]}"
+            if code or commit:
+                call = f"{made.get('proxreplay', 'version unknown')}, {named}"
+                runs.setdefault(code or commit, []).append(_one_line(call)[:60])
+    if len(runs) < 2:
+        return None
+    each = [f"{names[0]}: {len(names)} run{'s' * (len(names) > 1)}" for names in runs.values()]
+    more = f"; and {len(each) - MOST_CODES} more" if len(each) > MOST_CODES else ""
+    return (
+        f"The runs were made with {len(runs)} different source codes of proxreplay "
+        f"({'; '.join(each[:MOST_CODES])}{more}); differences between them may be that."
+    )
+
+
 # How they are drawn ------------------------------------------------------------------------------
 
 
@@ -272,8 +293,12 @@ def tables_of(study: Study, ending: str) -> str:
         headings = {".md": f"## {_markdown(section.title)}\n\n"}
         headings[".tex"] = f"% {_one_line(section.title)}\n"
         tables = [table for table in (main_table(section), further_table(section)) if table.columns]
+        note = several_codes(run.environment for run in section.runs)
+        notes = {".md": f"\n{_markdown(note)}\n", ".tex": f"% {note}\n"} if note else {}
         texts.append(
-            headings.get(ending, "") + "\n".join(FORMATS[ending](table) for table in tables)
+            headings.get(ending, "")
+            + "\n".join(FORMATS[ending](table) for table in tables)
+            + notes.get(ending, "")
         )
     if ending == ".csv":  # one header for all
         lines = [line for text in texts for line in text.splitlines(keepends=True) if line.strip()]
