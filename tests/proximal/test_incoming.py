@@ -379,3 +379,29 @@ def test_gradients_that_were_changed_beyond_a_scale_are_refused():
     nn.utils.clip_grad_value_(model.parameters(), 0.01)
     with pytest.raises(InputError, match="changed between backward and the step"):
         lpr.step_()
+
+
+@pytest.mark.parametrize(
+    ("passes", "total"),
+    [((3, 5), 8), ((4, 4), 8), ((3,), 3), ((8, 5), 13)],
+    ids=["fewer incoming", "fewer replayed", "incoming alone, fewer", "more incoming"],
+)
+def test_passes_of_other_lengths_than_declared_are_refused(passes, total):
+    """Rows of replayed examples would be taken for incoming ones, or the other way round."""
+    model, incoming, replay = net(nn.Conv2d(2, 3, 3)), batch(4, 1), batch(5, 2)
+    lpr = LPR(model, tolerance=0.0)
+    lpr.refresh(batch(20, 3).inputs)
+    said = f"told of 4 incoming and 5 replayed examples, but {total} passed"
+    with pytest.raises(InputError, match=said), lpr.watched(incoming, replay):
+        er(model, batch(passes[0], 4), batch(passes[1], 5) if passes[1:] else None).backward()
+
+
+@pytest.mark.parametrize("times", [0, 1, 2], ids=["left out", "once", "two passes"])
+def test_replay_may_pass_as_often_as_a_loss_needs_it(times):
+    model, incoming, replay = net(nn.Conv2d(2, 3, 3)), batch(4, 1), batch(5, 2)
+    lpr = LPR(model, tolerance=0.0)
+    lpr.refresh(batch(20, 3).inputs)
+    with lpr.watched(incoming, replay):
+        for one in (incoming, *[replay] * times):
+            F.cross_entropy(model(one.inputs), one.labels).backward()
+    lpr.step_()

@@ -256,7 +256,7 @@ class IncomingWatch:
 
     def __post_init__(self) -> None:
         self._handles: list[RemovableHandle] = []
-        self._passed = 0
+        self.passed = 0
         self._now: tuple[int, int, int] | None = None  # of this forward: own incoming, own, all
         self._busy = False
 
@@ -291,9 +291,9 @@ class IncomingWatch:
             return
         n = count_samples((*args, *kwargs.values()))
         share = share_of_call(n)
-        incoming = max(0, min(share.n, self.examples - self._passed))
+        incoming = max(0, min(share.n, self.examples - self.passed))
         self._now = (share.span(0, incoming)[1], n, share.n)
-        self._passed += share.n
+        self.passed += share.n
         if 0 < incoming < share.n and any(norm.training for norm in self.plan.norms):
             self.coupled = True
         if not self._handles and not self.coupled:

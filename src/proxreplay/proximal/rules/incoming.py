@@ -119,6 +119,8 @@ class IncomingRule(StepwiseRule):
             return
         if not self._treatments:
             return
+        if watch is not None and incoming is not None and replay is not None:
+            self._check_counts(watch.passed, len(incoming), len(replay))
         both = [] if incoming is None or replay is None else [incoming, replay]
         labels = [one.labels for one in both]
         losses, apart = None, watch is not None and not watch.coupled
@@ -131,6 +133,18 @@ class IncomingRule(StepwiseRule):
             self._watched.append(watch)
             if losses is not None:
                 self._share.note(*losses)
+
+    def _check_counts(self, passed: int, incoming: int, replay: int) -> None:
+        """Refuse passes that cannot be those of the batches that were declared."""
+        if not self.processes.alone or passed == 0:  # others' examples count too
+            return
+        rest = passed - incoming
+        if rest < 0 or (rest % replay if replay else rest):
+            raise InputError(
+                f"{type(self).__name__}: watched(...) was told of {incoming} incoming and {replay} "
+                f"replayed examples, but {passed} passed with gradients; give the batches as they "
+                "pass, the incoming one first."
+            )
 
     def _agreed(
         self, apart: bool, losses: tuple[float, float] | None, counts: Sequence[int]
