@@ -161,13 +161,15 @@ class Memory:
             )
         rows = self._rows(batch)
         self._fit_capacity(rows)
-        labels = batch.labels.tolist()
         ids = range(self._next_id, self._next_id + len(batch))
-        stored, gone = self._elect(ids, labels, self._weights(ids, generator))
+        stored, gone = self._elect(ids, batch.labels.tolist(), self._weights(ids, generator))
         if stored or gone:
-            self._discount(gone)
-            self._counts.update(labels[i - ids.start] for i in stored)
-            self._storage.exchange(gone, stored, _select(rows, ids, stored), self.capacity)
+            if gone:
+                self._counts -= Counter(self._labels_of(gone))
+            kept = torch.tensor(stored, dtype=torch.int64) - ids.start
+            self._counts.update(batch.labels[kept].tolist())
+            chosen = {name: row[kept] for name, row in rows.items()}
+            self._storage.exchange(gone, stored, chosen, self.capacity)
         self._next_id = ids.stop
         self._batches += 1
         self._changes += 1
@@ -229,10 +231,7 @@ class Memory:
                 f"{self._name}.remove: ids {unknown[:10]} were never given out; the last one was "
                 f"{self._next_id - 1}. Nothing was removed."
             )
-        gone = [i for i in wanted if i in self]
-        if gone:
-            self._delete(gone)
-        return len(gone)
+        return self._delete([i for i in wanted if i in self])
 
     def remove_class(self, label: int) -> int:
         """Delete the examples of a class; returns how many were stored.
@@ -245,10 +244,8 @@ class Memory:
                 "delete through the learner: learner.forget(label=...)."
             )
         labels = self._storage.tensors["labels"][: len(self)].tolist() if len(self) else []
-        gone = [i for i, other in zip(self._storage.ids, labels, strict=True) if other == label]
-        if gone:
-            self._delete(gone)
-        return len(gone)
+        pairs = zip(self._storage.ids, labels, strict=True)
+        return self._delete([i for i, other in pairs if other == label])
 
     def to(self, device: torch.device | str) -> Self:
         """Move the examples to another device."""
@@ -379,20 +376,16 @@ class Memory:
         found: list[int] = labels.index_select(0, slots.to(labels.device)).tolist()
         return found
 
-    def _discount(self, gone: list[int]) -> None:
-        for label in self._labels_of(gone) if gone else ():
-            self._counts[label] -= 1
-            if self._counts[label] == 0:
-                del self._counts[label]
-
-    def _delete(self, gone: list[int]) -> None:
-        """Take stored examples out of their groups and overwrite their rows."""
-        leaving = set(gone)
-        for name in {self._group_of(label) for label in self._labels_of(gone)} & set(self._groups):
-            self._groups[name].remove(leaving)
-        self._discount(gone)
-        self._storage.exchange(gone)
-        self._changes += 1
+    def _delete(self, gone: list[int]) -> int:
+        """Take stored examples out of their groups and overwrite their rows; says how many."""
+        if gone:
+            labels, leaving = self._labels_of(gone), set(gone)
+            for name in {self._group_of(label) for label in labels} & set(self._groups):
+                self._groups[name].remove(leaving)
+            self._counts -= Counter(labels)
+            self._storage.exchange(gone)
+            self._changes += 1
+        return len(gone)
 
 
 class ClassBalancedMemory(Memory):
@@ -448,14 +441,6 @@ class UnlimitedMemory(Memory):
 
     def _weights(self, ids: range, generator: torch.Generator) -> list[float]:
         return []
-
-
-def _select(rows: dict[str, Tensor], ids: range, stored: list[int]) -> dict[str, Tensor]:
-    """The rows of those examples that are stored."""
-    if len(stored) == len(ids):
-        return rows
-    chosen = torch.tensor([i - ids.start for i in stored], dtype=torch.int64)
-    return {name: row.index_select(0, chosen.to(row.device)) for name, row in rows.items()}
 
 
 def _batch(fields: dict[str, Tensor]) -> Batch:
