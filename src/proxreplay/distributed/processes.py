@@ -226,26 +226,22 @@ class Processes:
             what: is done, for the message.
             act: does it.
         """
+        if self.alone:
+            return act()
         problem: Exception | None = None
         result: Any = None
         try:
             result = act()
         except Exception as error:
-            if self.alone:
-                raise
             problem = error
-        self.agree_on(what, problem)
-        done: _Result = result
-        return done
-
-    def agree_on(self, what: str, problem: Exception | None) -> None:
-        """Raise in all processes if there is a problem in one."""
         said = self.tell(None if problem is None else f"{type(problem).__name__}: {problem}", what)
         if problem is not None:
             raise problem
         for rank, text in enumerate(said):
             if text is not None:
                 raise ProcessError(f"{what} failed in process {rank} of {self.size}: {text}")
+        done: _Result = result
+        return done
 
     @contextmanager
     def _talking(self, what: str, payload: int) -> Iterator[None]:

@@ -176,7 +176,7 @@ class Learner(Saving, Admitting):
         self.model.train()
         with self.together.randomness(self):
             for step in range(self.steps_per_batch):
-                with guard, self.together.sharing(self.provider.models, len(incoming)):
+                with guard.step(), self.together.sharing(self.provider.models, len(incoming)):
                     batch = self.views.of(incoming, "incoming")
                     drawn = self.provider.replay(self.views, self.replay_batch)
                     batch, replay = self.provider.taught(batch, drawn)
