@@ -130,8 +130,7 @@ class Endpoints:
 
         decoded = None
         if bodies.are_images(asked.inputs):  # other predictions do not wait for this
-            decode = functools.partial(self._inputs, asked, predictor)
-            decoded = await self._in(self._writing, decode)
+            decoded = await self._in(self._writing, self._inputs, asked, predictor)
 
         def work() -> tuple[Any, dict[str, Any]]:
             inputs = self._inputs(asked, predictor) if decoded is None else decoded
@@ -139,7 +138,7 @@ class Endpoints:
 
         inputs, answer = await self._in(self._predicting, work)
         if keep is not None:
-            await self._in(self._writing, functools.partial(keep, inputs))
+            await self._in(self._writing, keep, inputs)
         return _json(answer)
 
     async def learn(self, request: Request) -> Response:
@@ -188,9 +187,8 @@ class Endpoints:
     async def rollback(self, request: Request) -> Response:
         """Go back to a snapshot or event."""
         asked = await self._body(request, RollbackRequest)
-        durable = self.service.durable
-        work = functools.partial(durable.rollback, asked.to, asked.reason)
-        return _json(outcome_of(await self._in(self._writing, work)))
+        go_back = self.service.durable.rollback
+        return _json(outcome_of(await self._in(self._writing, go_back, asked.to, asked.reason)))
 
     async def snapshot(self, request: Request) -> Response:
         """Write a snapshot now."""
@@ -246,7 +244,7 @@ class Endpoints:
             raise HTTPException(404, f"there is no event {text}; the newest is {durable.log.last}")
         if int(text) > durable.applied:
             return _json({"sequence": int(text), "applied": False})
-        outcome = await self._in(self._writing, functools.partial(durable.outcome, int(text)))
+        outcome = await self._in(self._writing, durable.outcome, int(text))
         return _json({"applied": True} | outcome_of(outcome))
 
     async def docs(self, request: Request) -> Response:
@@ -298,8 +296,8 @@ class Endpoints:
 
         return answer
 
-    async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
+    async def _in(self, pool: ThreadPoolExecutor, work: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
 
     async def _body(self, request: Request, model: type[_Model] | None) -> _Model:
         """The body of a request, checked; raises what the client is told."""

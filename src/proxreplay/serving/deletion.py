@@ -87,15 +87,10 @@ def forgetting(
     key: str | None,
     waiting: int,
 ) -> Event:
-    """The event of a deletion; refused if there is nothing it could mean. It names no key.
+    """The event of `DurableLearner.forget`; refused if there is nothing it could mean.
 
-    Args:
-        learner: everything is applied to it.
-        log: of the folder.
-        label: see `DurableLearner.forget`.
-        ids: see `DurableLearner.forget`.
-        key: see `DurableLearner.forget`.
-        waiting: how many inputs wait for their labels under the key.
+    It names no key. Everything is applied to the learner; ``waiting`` is how many inputs wait for
+    their labels under the key.
     """
     if sum(given is not None for given in (label, ids, key)) != 1:
         raise InputError("forget: give one of label=..., ids=... and key=...")
@@ -121,14 +116,8 @@ def forgetting(
 
 def keyed_events(log: EventLog, key: str) -> list[int]:
     """The sequences of events whose data names a key."""
-    found = []
-    for sequence, _, _ in log.sizes():
-        row = log.row(sequence)
-        if row is not None and row.body is not None:
-            body = Event.body_from(row.body, f"{log.path}, event {sequence}")
-            if key in body.get("keys", ()):
-                found.append(sequence)
-    return sorted(found)
+    there = (sequence for sequence, _, _ in log.sizes())
+    return sorted(s for s in there if key in log.event(s).body.get("keys", ()))
 
 
 def findings(learner: "Learner", log: EventLog, snapshots: Snapshots, key: str) -> list[str]:

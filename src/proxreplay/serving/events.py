@@ -7,7 +7,7 @@ from typing import Any
 
 from proxreplay.errors import InputError
 from proxreplay.replay.inputs import as_tensors
-from proxreplay.serialization import from_bytes, to_bytes
+from proxreplay.serialization import to_bytes
 
 LEARN, REMEMBER = "learn", "remember"
 FORGET, ROLLBACK = "forget", "rollback"
@@ -33,15 +33,6 @@ class Event:
     body: dict[str, Any] = field(default_factory=dict)
     note: str | None = None
     token: bytes | None = None
-
-    def to_bytes(self) -> bytes:
-        """The body as it is stored: JSON and tensors, with a checksum."""
-        return to_bytes(self.body)
-
-    @staticmethod
-    def body_from(data: bytes, what: str) -> dict[str, Any]:
-        """The inverse of `to_bytes`."""
-        return from_bytes(data, what)
 
 
 @dataclass(frozen=True)

@@ -64,9 +64,7 @@ class Keeping:
         bases = {older}  # what opening the folder may begin with
         for sequence, _, _, _, there in self._log.kinds((ROLLBACK,)):
             if sequence > older and there:
-                row = self._log.row(sequence)
-                assert row is not None
-                bases.add(self._now.event(row).body["base"])
+                bases.add(self._log.event(sequence).body["base"])
         kept = [
             Kept(s, known[s][0] if s in known else 0.0, self._snapshots.nbytes(s))
             for s in sequences
@@ -105,9 +103,7 @@ class Keeping:
             return False
         self.write_snapshot(time, good)
         for sequence, *_ in owed:
-            row = self._log.row(sequence)
-            assert row is not None
-            body = now.event(row).body
+            body = self._log.event(sequence).body
             threads = torch.get_num_threads()
             removed = deletion.rewrite_snapshots_(
                 now.learner, self._snapshots, self._log, now.applied, body, threads

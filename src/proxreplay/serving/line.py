@@ -10,6 +10,7 @@ from typing import Any
 
 from proxreplay.errors import BusyError, StoppedError
 from proxreplay.options import DurableOptions
+from proxreplay.serialization import to_bytes
 from proxreplay.serving.commits import GroupCommit
 from proxreplay.serving.events import Event, Outcome
 from proxreplay.serving.log import EventLog, Row
@@ -65,7 +66,7 @@ class Line:
             request: see `Row`.
             kept: see `Row`.
         """
-        body = event.to_bytes()
+        body = to_bytes(event.body)
         with self._ordering:
             self.check()
             sequence, self._time = self._next, self.now()

@@ -10,7 +10,7 @@ kept       inputs of predictions that wait for their labels, see `kept`
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from proxreplay.errors import CheckpointError
+from proxreplay.serialization import from_bytes
 from proxreplay.serving.database import Database
-from proxreplay.serving.events import Outcome
+from proxreplay.serving.events import Event, Outcome
 
 NAME = "events.sqlite3"
 
@@ -34,7 +35,7 @@ class Row:
     token: bytes | None  # see `Event`
     request: bytes | None  # digest of what was asked for, to know the same request again
     note: str | None  # see `Event`
-    body: bytes | None  # see `Event.to_bytes`; None if it was dropped
+    body: bytes | None  # that of the event by `to_bytes`; None if it was dropped
     # number of the kept input that goes when the event comes; None for none
     kept: int | None = None
 
@@ -150,19 +151,19 @@ class EventLog:
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def rows(self, first: int, last: int) -> Iterator[Row]:
-        """Events with their bodies, in order; raises if one is missing or damaged."""
-        for sequence in range(first, last + 1):
-            found = self.row(sequence)
-            if found is None or found.body is None:
-                raise CheckpointError(
-                    f"{self.path}: the data of event {sequence} is not there any more; go back to "
-                    "a snapshot instead."
-                )
-            yield found
+    def event(self, sequence: int) -> Event:
+        """An event with its data; raises if that is missing or damaged."""
+        found = self.row(sequence)
+        if found is None or found.body is None:
+            raise CheckpointError(
+                f"{self.path}: the data of event {sequence} is not there any more; go back to a "
+                "snapshot instead."
+            )
+        body = from_bytes(found.body, f"{self.path}, event {sequence}")
+        return Event(found.kind, body, found.note, found.token)
 
     def row(self, sequence: int) -> Row | None:
-        """An event, or None."""
+        """What is known of an event, or None."""
         fields = "sequence, kind, time, token, request, note, body"
         found = self._query(f"SELECT {fields}, digest FROM events WHERE sequence = ?", sequence)
         if not found:
