@@ -177,11 +177,10 @@ def figure(
         say(terminal(), path)
 
 
-COMMANDS = (benchmarks, methods, settings, report, figure)
-EXAMPLES = {
-    "benchmarks": "Example: proxreplay benchmarks --data-root data",
-    "methods": "Example: proxreplay methods --benchmark split-digits",
-    "settings": "Example: proxreplay settings lpr-er --benchmark split-digits",
-    "figure": "Example: proxreplay figure accuracy runs/compare-split-digits --out pictures",
-    "report": "Example: proxreplay report runs/compare-split-digits",
+COMMANDS = {
+    benchmarks: "benchmarks --data-root data",
+    methods: "methods --benchmark split-digits",
+    settings: "settings lpr-er --benchmark split-digits",
+    report: "report runs/compare-split-digits",
+    figure: "figure accuracy runs/compare-split-digits --out pictures",
 }

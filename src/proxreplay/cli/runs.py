@@ -355,13 +355,12 @@ def print_beside(beside: Sequence[Any]) -> None:
     terminal().print(table)
 
 
-COMMANDS = (demo, plan, run, resume, compare, sweep, reproduce)
-EXAMPLES = {
-    "demo": "Example: proxreplay demo --out runs/demo",
-    "run": "Example: proxreplay run split-digits --method lpr-er --set lpr.omega_0=4",
-    "resume": "Example: proxreplay resume runs/split-digits/lpr-er-seed0",
-    "reproduce": "Example: proxreplay reproduce table1 --rows er,lpr-er --memory 2000 --seeds 0-2",
-    "plan": "Example: proxreplay plan split-cifar100 --method lpr-er --eval-every 10",
-    "sweep": "Example: proxreplay sweep split-digits --grid lr=0.05,0.1 --grid lpr.omega_0=1,4",
-    "compare": "Example: proxreplay compare split-digits --methods er,lpr-er --seeds 0-4 --jobs 2",
+COMMANDS = {
+    demo: "demo --out runs/demo",
+    plan: "plan split-cifar100 --method lpr-er --eval-every 10",
+    run: "run split-digits --method lpr-er --set lpr.omega_0=4",
+    resume: "resume runs/split-digits/lpr-er-seed0",
+    compare: "compare split-digits --methods er,lpr-er --seeds 0-4 --jobs 2",
+    sweep: "sweep split-digits --grid lr=0.05,0.1 --grid lpr.omega_0=1,4",
+    reproduce: "reproduce table1 --rows er,lpr-er --memory 2000 --seeds 0-2",
 }
