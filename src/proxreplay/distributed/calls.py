@@ -159,12 +159,8 @@ def mean_(
 ) -> dict[str, Tensor | None]:
     """The mean of gradients over all processes, in their memory.
 
-    Args:
-        gradients: by parameter; None counts as zeros where another process has a gradient, and
-            stays None where none has.
-        like: the parameters.
-        processes: whose gradients.
-        beside: tensors to be summed in the same message.
+    None counts as zeros where another process has a gradient, and stays None where none has;
+    ``like`` are the parameters. Tensors ``beside`` them are summed in the same message.
     """
     if processes.alone:
         return dict(gradients)

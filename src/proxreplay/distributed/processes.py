@@ -59,13 +59,7 @@ class Processes:
 
     @classmethod
     def up(cls, group: Any = None, *, replicated: bool = False, check_every: int = 100) -> Self:
-        """Those of a process group that is up.
-
-        Args:
-            group: torch's process group; None for its default one.
-            replicated: see the class.
-            check_every: see the class.
-        """
+        """Those of a process group that is up; arguments as for the class."""
         if not (dist.is_available() and dist.is_initialized()):
             raise InputError(
                 "Processes.up: no process group is up; start the program with torchrun and call "
@@ -220,12 +214,7 @@ class Processes:
         return bool(there)
 
     def together(self, what: str, act: Callable[[], _Result]) -> _Result:
-        """Do something in all processes; if it fails in one, it fails in all, and says where.
-
-        Args:
-            what: is done, for the message.
-            act: does it.
-        """
+        """Do something in all processes; if it fails in one, it fails in all, and says where."""
         if self.alone:
             return act()
         problem: Exception | None = None

@@ -116,13 +116,7 @@ class EMA:
         after ``t`` steps, ``s_c`` of them since class ``c`` came; ``f_c`` is the share of the
         average that is from those ``s_c``. So the online network has most of the say about a class
         that the average does not know yet, and the average about all others. A class that never
-        came counts as there from the start.
-
-        Args:
-            outputs: how many classes.
-
-        Returns:
-            ``[outputs]``, in float64.
+        came counts as there from the start. Returns ``[outputs]``, in float64.
         """
         t = self.steps
         whole = 1 - self.options.momentum**t if self.options.start == "copy" else float(t > 0)

@@ -20,10 +20,6 @@ class ShardedStorage(Storage):
     Which rows there are, in which slots, and their labels, all processes know, in the same way as
     if each kept all of it. So the same draws give the same rows. Every process has to make the same
     calls in the same order; `gather` is a message.
-
-    Args:
-        processes: that keep the rows.
-        device: as for `Storage`.
     """
 
     def __init__(self, processes: Processes, device: torch.device | None = None) -> None:

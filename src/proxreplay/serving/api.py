@@ -81,13 +81,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
 
 
 class Endpoints:
-    """One method per path; what is common to all is in `_answer`.
-
-    Args:
-        service: that answers.
-        access: who may.
-        app: gets the paths.
-    """
+    """One method per path, which ``app`` gets; what is common to all is in `_answer`."""
 
     def __init__(self, service: Service, access: Access, app: FastAPI) -> None:
         self.service = service

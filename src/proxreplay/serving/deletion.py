@@ -22,16 +22,9 @@ def rewrite_snapshots_(
 ) -> set[int]:
     """Delete examples from every snapshot that holds them; the learner is left as it is.
 
-    A snapshot that cannot be read cannot be shown to be clean, so it is removed. Returns the ids of
-    what was deleted.
-
-    Args:
-        learner: whose state is that of the snapshot ``current``; it is lent to older states.
-        snapshots: of the folder.
-        log: of the folder.
-        current: the newest snapshot, which is clean.
-        body: of the deletion: ``ids`` or ``label``.
-        threads: see `Snapshots.save`.
+    A snapshot that cannot be read cannot be shown to be clean, so it is removed. ``current`` is the
+    newest one, which is clean; the learner has its state, and is lent to older ones. ``body`` is
+    that of the deletion: ``ids`` or ``label``. Returns the ids of what was deleted.
     """
     known, removed = log.snapshots(), set[int]()
     with learner._lock:
@@ -123,11 +116,7 @@ def keyed_events(log: EventLog, key: str) -> list[int]:
 def findings(learner: "Learner", log: EventLog, snapshots: Snapshots, key: str) -> list[str]:
     """Where a key, its examples, or any example that was ever deleted is still to be found.
 
-    Args:
-        learner: the live one.
-        log: of the folder; all outcomes are in it.
-        snapshots: of the folder; every file is read.
-        key: of the examples.
+    All outcomes are in the log; every snapshot is read.
     """
     ids, gone = set(log.ids_of(key)), set(log.deleted())
     found = [f"the table of keys: {len(ids)} examples"] if ids else []

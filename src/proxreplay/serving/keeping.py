@@ -15,12 +15,7 @@ from proxreplay.serving.timeline import Timeline
 
 
 class Keeping:
-    """Writes snapshots of a learner and removes what is not needed or not wanted any more.
-
-    Args:
-        timeline: the learner and its history.
-        options: the budgets.
-    """
+    """Writes snapshots of a learner and removes what is not needed or not wanted any more."""
 
     def __init__(self, timeline: Timeline, options: DurableOptions) -> None:
         self._now = timeline
@@ -44,12 +39,7 @@ class Keeping:
         return found
 
     def write_snapshot(self, time: float, good: bool) -> None:
-        """Write a snapshot, then drop what exceeds the budgets.
-
-        Args:
-            time: in seconds since 1970.
-            good: whether the guard is content.
-        """
+        """Write a snapshot, then drop what exceeds the budgets; ``good`` if the guard is content."""
         now = self._now
         now.flush()
         self._snapshots.save(now.learner, now.applied, torch.get_num_threads())
@@ -184,10 +174,7 @@ def plan(
 def _too_many(sequences: Sequence[int], free: Collection[int], options: DurableOptions) -> set[int]:
     """Those close to their neighbours, as deletions and rollbacks write them; then the oldest.
 
-    Args:
-        sequences: of snapshots, newest first.
-        free: which of them may go.
-        options: the budgets.
+    The newest come first; only those that are ``free`` may go.
     """
     left = list(sequences)
     while len(left) > options.keep_snapshots and (may := [s for s in left if s in free]):

@@ -32,10 +32,7 @@ class Ticket:
 class Line:
     """A queue on disk; every method may be called from any thread.
 
-    Args:
-        log: that events are written to.
-        clock: seconds since 1970.
-        on_failure: called when events that have a number could not be written.
+    ``on_failure`` is called when events that have a number could not be written.
     """
 
     def __init__(
@@ -59,13 +56,7 @@ class Line:
     # --- joining ----------------------------------------------------------------------------------
 
     def put(self, event: Event, request: bytes | None = None, kept: int | None = None) -> Any:
-        """Give an event its number and a place in the next write; see `wait`.
-
-        Args:
-            event: that happens.
-            request: see `Row`.
-            kept: see `Row`.
-        """
+        """Give an event its number and a place in the next write; see `wait` and `Row`."""
         body = to_bytes(event.body)
         with self._ordering:
             self.check()
@@ -154,10 +145,9 @@ class Line:
     # --- leaving ----------------------------------------------------------------------------------
 
     def first(self, *, wait: bool = False) -> Ticket | None:
-        """The oldest event that waits; None if there is none, or nothing is applied any more.
+        """The oldest event that waits, or waits for one to come.
 
-        Args:
-            wait: for one to come.
+        None if there is none, or nothing is applied any more.
         """
         with self._moved:
             while wait and not self._queue and not self.closed:

@@ -126,10 +126,7 @@ class EventLog:
     def scrub(self, through: int, ids: Sequence[int], note: str) -> None:
         """Delete what events up to a deletion hold, and the keys of ids, so that no byte is left.
 
-        Args:
-            through: the sequence of the deletion.
-            ids: of the deleted examples.
-            note: what is kept of the deletion itself.
+        The ``note`` is what is kept of the deletion itself.
         """
         with self.database.transaction() as run:
             run.execute(

@@ -29,11 +29,7 @@ log = logging.getLogger(__name__)
 class Timeline:
     """A learner at one moment of its history; one thread at a time may use it.
 
-    Args:
-        learner: that is changed.
-        log: its events.
-        snapshots: its earlier states.
-        prequential: whether to predict every batch before it is learned.
+    If ``prequential``, it predicts every batch before it is learned.
     """
 
     def __init__(
@@ -179,14 +175,7 @@ def fingerprint(learner: Learner) -> str:
 
 
 def _learn_(learner: Learner, sequence: int, event: Event, *, prequential: bool) -> Outcome:
-    """Learn or remember a batch; what the learner refuses, it refuses each time.
-
-    Args:
-        learner: that is changed.
-        sequence: of the event.
-        event: from `events.learning`.
-        prequential: whether to predict the batch first.
-    """
+    """Learn or remember a batch; what the learner refuses, it refuses each time."""
     inputs, labels = event.body["inputs"], event.body["labels"]
     change = learner.learn if event.kind == events.LEARN else learner.remember
     weights = {"sample_weight": event.body["weights"]} if "weights" in event.body else {}
