@@ -39,7 +39,7 @@ class Keeping:
         return found
 
     def write_snapshot(self, time: float, good: bool) -> None:
-        """Write a snapshot, then drop what exceeds the budgets; ``good`` if the guard is content."""
+        """Write a snapshot (``good`` if the guard is content); drop what exceeds the budgets."""
         now = self._now
         now.flush()
         self._snapshots.save(now.learner, now.applied, torch.get_num_threads())
