@@ -114,14 +114,9 @@ def work(number: int, job: "Job", around: Surroundings, channel: Any, patience: 
     """Make one run, or what is missing of it; the task that Ray runs, and runs again.
 
     The status is that of an `Outcome`, or "misplaced" if this node cannot make the run, or
-    "unstarted" if the driver had asked to stop before it began.
-
-    Args:
-        number: of the job among the driver's.
-        job: the run; its folder and data root are absolute.
-        around: what this node must have in common with the driver.
-        channel: handle of the driver's `Channel`.
-        patience: seconds to wait for an earlier attempt that is still at work in the folder.
+    "unstarted" if the driver had asked to stop before it began. ``number`` is that of the job among
+    the driver's; folder and data root of the job are absolute. ``channel`` is a handle of a
+    `Channel`, ``patience`` how long to wait for an earlier attempt still at work in the folder.
     """
     import ray
 

@@ -174,15 +174,12 @@ class Endpoints:
     async def forget(self, request: Request) -> Response:
         """Delete examples from memory, snapshots and events."""
         asked = await self._body(request, ForgetRequest)
-        forget = self.service.durable.forget
-        work = functools.partial(forget, label=asked.label, ids=asked.ids, key=asked.key)
-        return _json(outcome_of(await self._in(self._writing, work)))
+        return await self._change(self.service.durable.forget, **dict(asked))
 
     async def rollback(self, request: Request) -> Response:
         """Go back to a snapshot or event."""
         asked = await self._body(request, RollbackRequest)
-        go_back = self.service.durable.rollback
-        return _json(outcome_of(await self._in(self._writing, go_back, asked.to, asked.reason)))
+        return await self._change(self.service.durable.rollback, **dict(asked))
 
     async def snapshot(self, request: Request) -> Response:
         """Write a snapshot now."""
@@ -193,7 +190,11 @@ class Endpoints:
     async def resume(self, request: Request) -> Response:
         """Learn again after a guard has stopped learning."""
         await self._body(request, None)
-        return _json(outcome_of(await self._in(self._writing, self.service.durable.resume)))
+        return await self._change(self.service.durable.resume)
+
+    async def _change(self, change: Callable[..., Outcome], **asked: Any) -> Response:
+        work = functools.partial(change, **asked)
+        return _json(outcome_of(await self._in(self._writing, work)))
 
     # --- looking ----------------------------------------------------------------------------------
 
