@@ -97,12 +97,11 @@ def _sharing(model: nn.Module, processes: Processes) -> Iterator[None]:
 
     before = model.register_forward_pre_hook(take_share, with_kwargs=True, prepend=True)
     after = model.register_forward_hook(join)
-    try:
-        yield
-    finally:
-        _call.set(None)
-        before.remove()
-        after.remove()
+    with before, after:
+        try:
+            yield
+        finally:
+            _call.set(None)
 
 
 def _joined(output: Any, processes: Processes, counts: list[int]) -> Any:

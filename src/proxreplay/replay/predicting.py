@@ -262,9 +262,9 @@ class Predictor:
         """What the model gives for inputs it has never seen."""
         seen = self._see(inputs)
         outputs: list[Any] = []
-        hook = self.model.register_forward_hook(lambda module, args, out: outputs.append(out))
+        watch = self.model.register_forward_hook(lambda module, args, out: outputs.append(out))
         try:
-            with untouched(self.model):
+            with watch, untouched(self.model):
                 logits = logits_of(self.model, seen, self.call)
         except MODEL_ERRORS as error:
             if isinstance(error, InputError) and outputs:
@@ -274,8 +274,6 @@ class Predictor:
                 "give what it was built for (a dict of its keyword arguments, or a tuple), a "
                 "transform from one to the other, or say how it is called with call=..."
             ) from error
-        finally:
-            hook.remove()
         if logits.ndim != 2:
             raise InputError(
                 f"Learner: for one input the model gives {list(logits.shape)}; let it give logits "
