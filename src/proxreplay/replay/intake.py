@@ -134,12 +134,11 @@ class Intake:
                     f"grow({largest + 1}) of the head first, if there are so many classes."
                 )
 
-    def forget(self, label: Any) -> int:
-        """The index of a label that is not to be known any more; refused if it was never met."""
+    def index_of(self, label: Any) -> int:
+        """The index of a label that is to be forgotten; refused if it was never met."""
         (index,) = self.labels.find([label]).tolist()
         if index not in self.labels.met:
-            raise InputError(f"Learner.forget: label {label!r} was never met, or is forgotten.")
-        self.labels = self.labels.without(index)
+            raise InputError(f"forget: label {label!r} was never met, or is forgotten.")
         return int(index)
 
     def check(self, x: Any) -> Inputs:

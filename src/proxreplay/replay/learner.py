@@ -253,7 +253,8 @@ class Learner(Saving, Admitting):
             if self.companion is not None:
                 self.companion.statistic.fold_()
         else:
-            index = self.intake.forget(label)
+            index = self.intake.index_of(label)
+            self.intake.labels = self.intake.labels.without(index)
             removed = self.memory.remove_class(index)
             for head in self.heads:
                 head.deactivate(index)

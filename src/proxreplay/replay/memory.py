@@ -218,20 +218,24 @@ class Memory:
         Where the memory is a uniform sample, what is left is one of everything seen and not
         removed, and the places that became free are filled only as fast as keeps it so.
         """
+        return self._delete([i for i in self.given_out(ids) if i in self])
+
+    def given_out(self, ids: Tensor | Iterable[int]) -> set[int]:
+        """Ids, whether they are stored any more or not; refused if one was never given out."""
         given = ids.tolist() if isinstance(ids, Tensor) else ids
         try:
             wanted = {index(i) for i in ([given] if isinstance(given, int) else given)}
         except TypeError as error:
             raise InputError(
-                f"{self._name}.remove: {ids!r:.80} are no ids; give whole numbers."
+                f"{self._name}: {ids!r:.80} are no ids; give whole numbers."
             ) from error
         unknown = sorted(i for i in wanted if not 0 <= i < self._next_id)
         if unknown:
             raise InputError(
-                f"{self._name}.remove: ids {unknown[:10]} were never given out; the last one was "
+                f"{self._name}: ids {unknown[:10]} were never given out; the last one was "
                 f"{self._next_id - 1}. Nothing was removed."
             )
-        return self._delete([i for i in wanted if i in self])
+        return wanted
 
     def remove_class(self, label: int) -> int:
         """Delete the examples of a class; returns how many were stored.

@@ -88,22 +88,16 @@ def forgetting(
     if sum(given is not None for given in (label, ids, key)) != 1:
         raise InputError("forget: give one of label=..., ids=... and key=...")
     if label is not None:
-        (index,) = learner.intake.labels.find([label]).tolist()
-        if index not in learner.intake.labels.met:
-            raise InputError(f"forget: label {label!r} was never met, or is forgotten.")
+        learner.intake.index_of(label)
         return Event("forget", {"label": label})
     if key is not None:
         found = log.ids_of(key)
         if not found and not waiting and not keyed_events(log, key):
             raise InputError(f"forget: no example has the key {key!r}.")
         return Event("forget", {"ids": found, "waiting": waiting})
-    numbers = sorted({int(i) for i in ids or ()})
-    unknown = [i for i in numbers if not 0 <= i < learner.memory.next_id]
-    if unknown or not numbers:
-        raise InputError(
-            f"forget: ids {unknown[:10]} were never given out; the newest is "
-            f"{learner.memory.next_id - 1}. Nothing was removed."
-        )
+    numbers = sorted(learner.memory.given_out(ids or ()))
+    if not numbers:
+        raise InputError("forget: ids=[]; give at least one.")
     return Event("forget", {"ids": numbers})
 
 
