@@ -38,10 +38,11 @@ def rewrite_snapshots_(
                     snapshots.remove([sequence])
                     log.drop_snapshots([sequence])
                     continue
-                if not _holds(state, body):
+                concerned = _within(state, body)
+                if concerned is None:
                     continue
                 learner.load_state_dict(state)
-                learner.forget(**_limited(body, state))
+                learner.forget(**concerned)
                 removed |= ids_in(state).difference(learner.memory.ids.tolist())
                 snapshots.save(learner, sequence, threads)
                 time, good, _ = known.get(sequence, (0.0, False, ()))
@@ -57,19 +58,14 @@ def ids_in(state: dict[str, Any]) -> set[int]:
     return set(fields["id"].tolist()) if fields else set()
 
 
-def _holds(state: dict[str, Any], body: dict[str, Any]) -> bool:
+def _within(state: dict[str, Any], body: dict[str, Any]) -> dict[str, Any] | None:
+    """A deletion as far as it concerns a snapshot; None if it does not."""
     if "ids" in body:
-        return not ids_in(state).isdisjoint(body["ids"])
+        ids = ids_in(state).intersection(body["ids"])
+        return {"ids": sorted(ids)} if ids else None
     labels = state["learner"]["labels"]
-    label = body["label"]
-    return label in (labels["names"] if labels["kind"] == "names" else labels["met"])
-
-
-def _limited(body: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """A deletion without ids that a snapshot does not know."""
-    if "ids" not in body:
-        return body
-    return {"ids": sorted(ids_in(state).intersection(body["ids"]))}
+    known = labels["names"] if labels["kind"] == "names" else labels["met"]
+    return body if body["label"] in known else None
 
 
 def forgetting(

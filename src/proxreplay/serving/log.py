@@ -11,7 +11,7 @@ kept       inputs of predictions that wait for their labels, see `kept`
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +76,17 @@ class EventLog:
 
     def note_outcomes(self, outcomes: Iterable[Outcome], keys: Iterable[tuple[str, int]]) -> None:
         """Write what became of events, and which key belongs to which id."""
-        values = [
-            (
-                *(o.sequence, o.kind, o.loss, _pack(o.ids), o.removed, o.refused),
-                *(o.diverged, _pack(o.classes), _pack(o.hits), o.refreshed),
-            )
-            for o in outcomes
+        # the table has the fields of `Outcome` in their order
+        rows = [
+            [
+                _pack(value) if isinstance(value, tuple) else value
+                for value in vars(outcome).values()
+            ]
+            for outcome in outcomes
         ]
         with self.database.transaction() as run:
             marks = ",".join("?" * 10)
-            run.executemany(f"INSERT OR REPLACE INTO outcomes VALUES ({marks})", values)
+            run.executemany(f"INSERT OR REPLACE INTO outcomes VALUES ({marks})", rows)
             run.executemany("INSERT OR IGNORE INTO examples VALUES (?, ?)", keys)
 
     def note_snapshot(self, sequence: int, time: float, good: bool, ids: Sequence[int]) -> None:
@@ -248,9 +249,6 @@ def _unpack(data: bytes) -> tuple[int, ...]:
 
 
 def _outcome(row: Sequence[Any]) -> Outcome:
-    sequence, kind, loss, ids, removed, refused, diverged, classes, hits, refreshed = row
-    seen = tuple(bool(hit) for hit in _unpack(hits))
-    return Outcome(
-        *(sequence, kind, loss, _unpack(ids), removed, refused, bool(diverged)),
-        *(_unpack(classes), seen, refreshed),
-    )
+    values: list[Any] = [_unpack(value) if isinstance(value, bytes) else value for value in row]
+    found = Outcome(*values)
+    return replace(found, diverged=bool(found.diverged), hits=tuple(map(bool, found.hits)))
