@@ -288,7 +288,7 @@ class Memory:
                 f"{self._name}.load_state_dict: of a memory in parts only process 0 has the whole "
                 "state; load what it has saved."
             )
-        storage = self._storage.fresh()
+        storage = storage_for(self.shared_by, self._storage.device)
         groups = {name: Group(bar=bar) for name, bar in state["bars"].items()}
         counts: Counter[int] = Counter()
         if fields:

@@ -27,10 +27,6 @@ class ShardedStorage(Storage):
         self.processes = processes
         self.part = Storage(device)  # what only this process keeps
 
-    def fresh(self) -> "ShardedStorage":
-        """An empty one like this."""
-        return ShardedStorage(self.processes, self.device)
-
     @property
     def fields(self) -> Fields:
         """What is stored of every row, here or elsewhere; the tensors only have its layout."""

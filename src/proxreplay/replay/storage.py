@@ -33,10 +33,6 @@ class Storage:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def fresh(self) -> "Storage":
-        """An empty one like this."""
-        return Storage(self.device)
-
     @property
     def fields(self) -> Fields:
         """What is stored of every row."""
