@@ -61,10 +61,6 @@ class GrowingHead(nn.Linear):
         """Let the logits of these labels through from now on."""
         self.active[labels] = True
 
-    def deactivate(self, label: int) -> None:
-        """Give -1000 for a label again, until it is activated."""
-        self.active[label] = False
-
     def _append(self, weight: Tensor, bias: Tensor, active: Tensor) -> None:
         self._set_rows(
             torch.cat([self.weight, weight.to(self.weight)]),

@@ -257,7 +257,7 @@ class Learner(Saving, Admitting):
             self.intake.labels = self.intake.labels.without(index)
             removed = self.memory.remove_class(index)
             for head in self.heads:
-                head.deactivate(index)
+                head.active[index] = False
             if self.averaging is not None:
                 self.averaging.follow_growth_()
             if self.companion is not None:
