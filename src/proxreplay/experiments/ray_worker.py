@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxreplay.errors import InputError
+from proxreplay.lazy import LazyModule
 from proxreplay.locking import locked
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from proxreplay.experiments.interrupt import StopRequest
     from proxreplay.experiments.run import RunProgress
 
+ray: Any = LazyModule("ray")
 SECONDS_BETWEEN_NEWS = 0.2
 SECONDS_WITHOUT_DRIVER = 60.0
 Report = tuple[str, str, str | None]  # id of the node, status, problem
@@ -118,8 +120,6 @@ def work(number: int, job: "Job", around: Surroundings, channel: Any, patience: 
     the driver's; folder and data root of the job are absolute. ``channel`` is a handle of a
     `Channel`, ``patience`` how long to wait for an earlier attempt still at work in the folder.
     """
-    import ray
-
     from proxreplay.allocator import keep_freed_memory
     from proxreplay.experiments.engines import make_one
     from proxreplay.experiments.interrupt import StopRequest
@@ -154,8 +154,6 @@ class _Line:
 
     def asked_to_stop(self) -> bool:
         """Wait for the reply to what was told last."""
-        import ray
-
         try:
             asked = bool(ray.get(self._reply, timeout=SECONDS_WITHOUT_DRIVER))
         except ray.exceptions.RayError:  # it is being started again; `tell` will hear
@@ -165,8 +163,6 @@ class _Line:
 
     def tell(self, progress: "RunProgress") -> None:
         """Say how far the run is, now and then, and hear whether to stop."""
-        import ray
-
         now = time.monotonic()
         if now - self._told < SECONDS_BETWEEN_NEWS:
             return

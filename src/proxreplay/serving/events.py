@@ -13,7 +13,6 @@ LEARN, REMEMBER = "learn", "remember"
 FORGET, ROLLBACK = "forget", "rollback"
 STOP, RESUME = "stop", "resume"
 MARK = "mark"  # changes nothing: gives a second snapshot of the same state a sequence of its own
-KINDS = (LEARN, REMEMBER, FORGET, ROLLBACK, STOP, RESUME, MARK)
 LONGEST = 200  # characters of a key
 Keys = str | Sequence[str] | None  # one per example, one for all, or none
 
@@ -23,7 +22,7 @@ class Event:
     """One change, with everything that applying it again needs.
 
     Args:
-        kind: one of `KINDS`.
+        kind: one of those above.
         body: what the kind needs. Tensors keep dtype and shape.
         note: a word about why, and where to; kept when the body is deleted.
         token: digest of the caller's idempotency key, or None.
