@@ -67,12 +67,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, rows: slice) -> "Batch":
+    def __getitem__(self, rows: slice | Tensor) -> "Batch":
         """Some of the examples, with what is beside them."""
-        return Batch(
-            part(self.inputs, rows),
-            self.labels[rows],
-            {name: tensor[rows] for name, tensor in self.extras.items()},
+        extras = {name: tensor[rows] for name, tensor in self.extras.items()}
+        return replace(
+            self, inputs=part(self.inputs, rows), labels=self.labels[rows], extras=extras
         )
 
     @property
@@ -174,7 +173,7 @@ def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
-def part(inputs: Inputs, rows: slice) -> Inputs:
+def part(inputs: Inputs, rows: slice | Tensor) -> Inputs:
     """Some of the examples."""
     return each(inputs, lambda tensor: tensor[rows])
 

@@ -6,7 +6,8 @@ its defaults from here (``omega_0: float = LPROptions.omega_0``), and a `RunConf
 dataclasses as they are. ``proxreplay settings`` prints what stands under Args.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from numbers import Integral, Real
@@ -18,50 +19,47 @@ MAX_DIM = 8192  # columns: a layer with more has no dense matrix in any rule
 CHECKPOINT_EVERY = 100  # stream batches between checkpoints of a run
 
 
-def at_least(lower: float, **values: float | None) -> None:
-    """Refuse values below ``lower`` and values that are not finite; None passes."""
+def _refuse(values: Mapping[str, Any], fits: Callable[[Any], bool], wanted: str) -> None:
+    """Refuse values that do not fit; None passes."""
     for name, value in values.items():
-        if value is not None and not (_is(Real, value) and lower <= value < float("inf")):
-            raise InputError(f"{name}={value!r}; give a finite number of at least {lower}.")
-
-
-def count(lower: int = 1, **values: int | None) -> None:
-    """Refuse what is not a whole number of at least ``lower``; None passes."""
-    for name, value in values.items():
-        if value is not None and not (_is(Integral, value) and value >= lower):
-            raise InputError(f"{name}={value!r}; give a whole number of at least {lower}.")
+        if value is not None and not fits(value):
+            raise InputError(f"{name}={value!r}; give {wanted}.")
 
 
 def _is(kind: type, value: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
+def at_least(lower: float, **values: float | None) -> None:
+    """Refuse values below ``lower`` and values that are not finite; None passes."""
+    wanted = f"a finite number of at least {lower}"
+    _refuse(values, lambda value: _is(Real, value) and lower <= value < math.inf, wanted)
+
+
+def count(lower: int = 1, **values: int | None) -> None:
+    """Refuse what is not a whole number of at least ``lower``; None passes."""
+    wanted = f"a whole number of at least {lower}"
+    _refuse(values, lambda value: _is(Integral, value) and value >= lower, wanted)
+
+
 def at_most(upper: float, **values: float | None) -> None:
     """Refuse values above ``upper``; None passes."""
-    for name, value in values.items():
-        if value is not None and value > upper:
-            raise InputError(f"{name}={value}; give at most {upper:g}.")
+    _refuse(values, lambda value: value <= upper, f"at most {upper:g}")
 
 
 def below(upper: float, **values: float) -> None:
     """Refuse values that are not at least 0 and less than ``upper``."""
-    for name, value in values.items():
-        if not 0 <= value < upper:
-            raise InputError(f"{name}={value}; give at least 0 and less than {upper:g}.")
+    _refuse(values, lambda value: 0 <= value < upper, f"at least 0 and less than {upper:g}")
 
 
 def positive(**values: float | None) -> None:
     """Refuse what is not a finite number above 0; None passes."""
-    for name, value in values.items():
-        if value is not None and not 0 < value < float("inf"):
-            raise InputError(f"{name}={value}; give a finite number above 0.")
+    _refuse(values, lambda value: 0 < value < math.inf, "a finite number above 0")
 
 
 def fraction(**values: float) -> None:
     """Refuse what is not above 0 and at most 1."""
-    for name, value in values.items():
-        if not 0 < value <= 1:
-            raise InputError(f"{name}={value}; give more than 0 and at most 1.")
+    _refuse(values, lambda value: 0 < value <= 1, "more than 0 and at most 1")
 
 
 def one_of(options: tuple[str | None, ...], **values: str | None) -> None:

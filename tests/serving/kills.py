@@ -31,7 +31,7 @@ import torch
 import uvicorn
 
 from proxreplay.options import DurableOptions, ServeOptions
-from proxreplay.serving import DurableLearner, Event
+from proxreplay.serving import DurableLearner
 from proxreplay.serving.access import Access
 from proxreplay.serving.api import make_app
 from proxreplay.serving.service import Service
@@ -166,12 +166,10 @@ def verify(folder: Path, told: Told) -> tuple[int, str]:
     """Every acknowledged batch once, and the state that learning them gives."""
     with DurableLearner(folder / "d", make(), options=OPTIONS) as durable:
         twin, seen = make(), {}
-        for row in durable.log.rows(1, durable.log.last):
-            assert row.body is not None
-            body = Event.body_from(row.body, "event")
-            number = int(body["keys"][0])
+        for sequence in range(1, durable.log.last + 1):
+            number = int(durable.log.event(sequence).body["keys"][0])
             assert number not in seen, f"batch {number} was learned twice"
-            seen[number] = row.sequence
+            seen[number] = sequence
             twin.learn(*batch(number))
         for number in told.kept - seen.keys():
             with durable.kept.taken(str(number)) as (_, inputs):

@@ -36,8 +36,8 @@ def root(
 
 
 for group in (runs, serve, info):
-    for command in group.COMMANDS:
-        app.command(epilog=group.EXAMPLES[command.__name__])(command)
+    for command, example in group.COMMANDS.items():
+        app.command(epilog=f"Example: proxreplay {example}")(command)
 app.add_typer(data.app, name="data")
 
 

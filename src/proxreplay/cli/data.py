@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from proxreplay.cli import late
 from proxreplay.cli.options import DataRoot, flag, option
 
 app = typer.Typer(
@@ -21,8 +22,6 @@ def fetch(
     from rich.console import Console
     from rich.progress import DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
-    from proxreplay.data.fetch import fetch as fetch_data
-
     console = Console()
     columns = (TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn())
     bars: dict[str, TaskID] = {}
@@ -33,7 +32,7 @@ def fetch(
                 bars[file] = bar.add_task(file, total=total)
             bar.update(bars[file], completed=done, total=total)
 
-        paths = fetch_data(name, data_root, mirror=mirror, progress=progress)
+        paths = late.fetch.fetch(name, data_root, mirror=mirror, progress=progress)
     for path in paths:
         console.print(f"{name}: {path}", highlight=False, soft_wrap=True, markup=False)
 
@@ -46,11 +45,9 @@ def check(
     """Say for every data set what is there, where it was looked for, and how to get it."""
     from rich.console import Console
 
-    from proxreplay.data.catalog import check as check_data
-
     console = Console(highlight=False, soft_wrap=True)
     broken = False
-    for data in check_data(data_root, full=full):
+    for data in late.catalog.check(data_root, full=full):
         mark = "[green]✓[/]" if data.found else "[yellow]-[/]"
         console.print(f"{mark} [bold]{data.name}[/]  {data.about}")
         lines = []

@@ -7,6 +7,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from proxreplay.cli import late
 from proxreplay.cli.options import DataRoot, benchmark_names, flag, method_names, option
 from proxreplay.cli.text import say, terminal
 from proxreplay.errors import DataError, InputError
@@ -22,11 +23,9 @@ OnBenchmark = Annotated[str, _ON_BENCHMARK]
 
 def benchmarks(data_root: DataRoot = None) -> None:
     """List the benchmarks: what each is made of, and whether its data is there."""
-    from proxreplay.experiments.benchmarks import BENCHMARKS, CUSTOM, Defaults
-
     table = _table("Benchmark", "Stream", "S", "Memory", "Settings", "Data")
     missing = []
-    for benchmark in BENCHMARKS.values():
+    for benchmark in late.benchmarks.BENCHMARKS.values():
         data = benchmark.status(data_root)
         if not data.found:
             missing.append(f"{data.name}: {data.way_out}")
@@ -38,8 +37,8 @@ def benchmarks(data_root: DataRoot = None) -> None:
             "paper" if benchmark.from_paper else "defaults",
             "there" if data.found else "missing",
         )
-    own = (str(Defaults.steps_per_batch), str(Defaults.capacity))
-    table.add_row(CUSTOM, "--data PATH --tasks N", *own, "defaults", "yours")
+    own = (str(late.benchmarks.Defaults.steps_per_batch), str(late.benchmarks.Defaults.capacity))
+    table.add_row(late.benchmarks.CUSTOM, "--data PATH --tasks N", *own, "defaults", "yours")
     console = terminal()
     console.print(table)
     if missing:
@@ -50,41 +49,35 @@ def benchmarks(data_root: DataRoot = None) -> None:
 
 def describe_scenario(scenario: object) -> str:
     """A scenario in a few words."""
-    from proxreplay.data.scenarios import IID, Blurry, ClassIncremental, DomainIncremental
-
     match scenario:
-        case ClassIncremental(tasks=tasks):
+        case late.scenarios.ClassIncremental(tasks=tasks):
             return f"{tasks} tasks of classes"
-        case DomainIncremental():
+        case late.scenarios.DomainIncremental():
             return "one task per domain"
-        case Blurry(tasks=tasks):
+        case late.scenarios.Blurry(tasks=tasks):
             return f"{tasks} blurry tasks"
-        case IID(tasks=tasks):
+        case late.scenarios.IID(tasks=tasks):
             return f"i.i.d., {tasks} parts"
     return type(scenario).__name__
 
 
 def methods(benchmark: OnBenchmark = "split-cifar100") -> None:
     """List the methods and the settings each would use on a benchmark."""
-    from proxreplay.experiments.configure import configure
-    from proxreplay.experiments.recipes import AVERAGED_SUFFIX, KLPR_PREFIX, LPR_PREFIX, METHODS
-
     alone = _table("Method", "What it does", f"Settings on {benchmark}")
     beyond = f"Settings on {benchmark} beyond those of the method alone"
     with_lpr, with_klpr = _table("With LPR", beyond), _table("With KLPR", beyond)
-    for method in METHODS.values():
-        if method.name.endswith(AVERAGED_SUFFIX):
+    for method in late.recipes.METHODS.values():
+        if method.name.endswith(late.recipes.AVERAGED_SUFFIX):
             continue
-        config = configure(benchmark, method.name)
-        if method.name.startswith(LPR_PREFIX):
+        config = late.configure.configure(benchmark, method.name)
+        if method.name.startswith(late.recipes.LPR_PREFIX):
             with_lpr.add_row(method.name, _settings(config, only=("lpr.", "refresh.")))
-        elif method.name.startswith(KLPR_PREFIX):
+        elif method.name.startswith(late.recipes.KLPR_PREFIX):
             with_klpr.add_row(method.name, _settings(config, only=("lr", "klpr.", "step.")))
         else:
             alone.add_row(method.name, method.about, _settings(config))
-    after = (
-        f"{AVERAGED_SUFFIX} after a name (er-avg, lpr-er-avg) averages the weights for prediction; "
-    )
+    suffix = late.recipes.AVERAGED_SUFFIX
+    after = f"{suffix} after a name (er-avg, lpr-er-avg) averages the weights for prediction; "
     for part in (alone, with_lpr, with_klpr, after + "averaging.* says how."):
         terminal().print(part)
 
@@ -97,14 +90,12 @@ def settings(
     benchmark: OnBenchmark = "split-cifar100",
 ) -> None:
     """List every key of --set: its default on a benchmark and what it means."""
-    from proxreplay.experiments.config import described
-    from proxreplay.experiments.configure import configure, has_effect
-
-    config = configure(benchmark, method or "lpr-er")
-    values, texts = config.flat(), described()
+    config = late.configure.configure(benchmark, method or "lpr-er")
+    values, texts = config.flat(), late.config.described()
     table = _table("Key", "Default", "What it is")
     for key in values:
-        if key not in ("benchmark", "method") and (method is None or has_effect(key, config)):
+        shown = method is None or late.configure.has_effect(key, config)
+        if shown and key not in ("benchmark", "method"):
             table.add_row(key, str(values[key]).lower(), texts[key])
     terminal().print(table)
 
@@ -118,11 +109,9 @@ def _table(*headings: str) -> Table:
 
 
 def _settings(config: "RunConfig", only: tuple[str, ...] = ("",)) -> str:
-    from proxreplay.experiments.configure import has_effect
-    from proxreplay.experiments.recipes import find_method
-
-    flat, own = config.flat(), find_method(config.method).uses
-    keys = [key for key in ("lr", *own) if key.startswith(only) and has_effect(key, config)]
+    flat, has_effect = config.flat(), late.configure.has_effect
+    own = ("lr", *late.recipes.find_method(config.method).uses)
+    keys = [key for key in own if key.startswith(only) and has_effect(key, config)]
     unset = {"refresh.samples": "all", "projection.alpha": "its own"}
     return "  ".join(f"{k}={unset.get(k, 'none') if flat[k] is None else flat[k]}" for k in keys)
 
@@ -136,23 +125,18 @@ def report(
     watch: Annotated[bool, flag("--watch", "Keep it current while runs go on.")] = False,
 ) -> None:
     """Write one self-contained HTML page about all runs in the folders, or their tables."""
-    from proxreplay.report.page import write_report, write_tables
-    from proxreplay.report.tables import FORMATS
-
     page = out or folders[0] / "report.html"
-    only_tables = page.suffix in FORMATS
+    only_tables = page.suffix in late.tables.FORMATS
     if not only_tables and page.suffix not in (".html", ".htm"):
-        endings = ", ".join([".html", *FORMATS])
+        endings = ", ".join([".html", *late.tables.FORMATS])
         raise InputError(f"--out {page}: its ending says what to write; give one of {endings}.")
     if watch and only_tables:
         raise InputError(f"--watch keeps a page current, but {page} is a file of tables.")
     if watch:
-        from proxreplay.report.watch import watch_report
-
         say(terminal(), f"Keeping {page} current; Ctrl-C to stop.")
-        watch_report(folders, page)
+        late.watch.watch_report(folders, page)
         return
-    summary = (write_tables if only_tables else write_report)(folders, page)
+    summary = (late.page.write_tables if only_tables else late.page.write_report)(folders, page)
     for sentence in (*summary.verdict, *summary.serious):
         say(terminal(), sentence)
     counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())
@@ -166,16 +150,13 @@ def figure(
     ending: Annotated[str, option("EXT", "png, pdf or svg.")] = "png",
 ) -> None:
     """Draw one figure from the runs in the folders, a picture for each stream and memory."""
-    from proxreplay.report.findings import study_warnings
-    from proxreplay.report.grouping import read_some
-    from proxreplay.report.plots import ENDINGS, FIGURES, save
-
-    if name not in FIGURES:
-        raise InputError(f"unknown figure '{name}'; there are {', '.join(FIGURES)}.")
-    if ending not in ENDINGS:
-        raise InputError(f"--ending {ending}: give one of {', '.join(ENDINGS)}.")
-    study = read_some(folders)
-    problems = [str(caution) for caution in study_warnings(study)]
+    figures, endings = late.plots.FIGURES, late.plots.ENDINGS
+    if name not in figures:
+        raise InputError(f"unknown figure '{name}'; there are {', '.join(figures)}.")
+    if ending not in endings:
+        raise InputError(f"--ending {ending}: give one of {', '.join(endings)}.")
+    study = late.grouping.read_some(folders)
+    problems = [str(caution) for caution in late.findings.study_warnings(study)]
     if not study.sections:
         named = ", ".join(str(folder) for folder in folders)
         raise DataError(f"{named}: no run has anything to draw yet. {' '.join(problems)}")
@@ -183,7 +164,7 @@ def figure(
     for section in study.sections:
         path = out / f"{name}-{section.slug}.{ending}"
         try:
-            save(FIGURES[name](section), path)
+            late.plots.save(figures[name](section), path)
             say(terminal(), path)
         except DataError as error:
             lacking.append(error)
@@ -195,11 +176,10 @@ def figure(
         raise typer.Exit(1)
 
 
-COMMANDS = (benchmarks, methods, settings, report, figure)
-EXAMPLES = {
-    "benchmarks": "Example: proxreplay benchmarks --data-root data",
-    "methods": "Example: proxreplay methods --benchmark split-digits",
-    "settings": "Example: proxreplay settings lpr-er --benchmark split-digits",
-    "figure": "Example: proxreplay figure accuracy runs/compare-split-digits --out pictures",
-    "report": "Example: proxreplay report runs/compare-split-digits",
+COMMANDS = {
+    benchmarks: "benchmarks --data-root data",
+    methods: "methods --benchmark split-digits",
+    settings: "settings lpr-er --benchmark split-digits",
+    report: "report runs/compare-split-digits",
+    figure: "figure accuracy runs/compare-split-digits --out pictures",
 }

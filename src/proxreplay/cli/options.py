@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from proxreplay.cli import late
 from proxreplay.cli.text import plain
 from proxreplay.errors import InputError
 from proxreplay.options import CHECKPOINT_EVERY
@@ -29,16 +30,12 @@ DEFAULT_METHOD = "lpr-er"
 
 def benchmark_names() -> list[str]:
     """For completion."""
-    from proxreplay.experiments.benchmarks import BENCHMARKS, CUSTOM
-
-    return [*BENCHMARKS, CUSTOM]
+    return [*late.benchmarks.BENCHMARKS, late.benchmarks.CUSTOM]
 
 
 def method_names() -> list[str]:
     """For completion."""
-    from proxreplay.experiments.recipes import METHODS
-
-    return [*METHODS]
+    return [*late.recipes.METHODS]
 
 
 def option(metavar: str, help: str, *names: str, **more: Any) -> Any:
@@ -105,28 +102,22 @@ class Settings:
     @functools.cached_property
     def from_file(self) -> dict[str, Any]:
         """The settings in ``--config``."""
-        from proxreplay.experiments.configure import read_layer
-
-        return {} if self.config is None else _told(*read_layer(self.config))
+        return {} if self.config is None else _told(*late.configure.read_layer(self.config))
 
     def resolve(self, benchmark: str | None, method: str | None, **further: Any) -> "RunConfig":
         """The configuration of one run; benchmark and method may come from the file."""
-        from proxreplay.experiments.configure import configure
-
         benchmark = benchmark or self.from_file.get("benchmark")
         if benchmark is None:
             raise InputError("which benchmark? Name one (see: proxreplay benchmarks) or --config.")
         method = method or self.from_file.get("method", DEFAULT_METHOD)
-        config = configure(benchmark, method, *self.layers(**further))
+        config = late.configure.configure(benchmark, method, *self.layers(**further))
         self.check([config])
         return config
 
     def check(self, configs: "Sequence[RunConfig]") -> None:
         """Refuse settings without effect, and code that only a file names."""
-        from proxreplay.experiments.configure import refuse_without_effect
-
         sets = parse_sets(self.sets)
-        refuse_without_effect(sets, configs)
+        late.configure.refuse_without_effect(sets, configs)
         if "network" not in sets:
             refuse_foreign_code(configs, f"--config {self.config}", trust=self.trust)
 
@@ -143,9 +134,7 @@ class How:
 
     def options(self) -> "RunOptions":
         """The same for `run`."""
-        from proxreplay.experiments.run import RunOptions
-
-        return RunOptions(self.data_root, self.checkpoint_every, tuple(self.track or ()))
+        return late.run.RunOptions(self.data_root, self.checkpoint_every, tuple(self.track or ()))
 
 
 @dataclass(frozen=True)
@@ -165,22 +154,18 @@ class Where:
         if self.engine not in ENGINES:
             raise InputError(f"--engine {self.engine}: give one of {', '.join(ENGINES)}.")
         if self.engine == "ray":
-            from proxreplay.experiments.ray_engine import RayEngine
-
-            return RayEngine(self.address, self.jobs)
+            return late.ray_engine.RayEngine(self.address, self.jobs)
         if self.address is not None:
             raise InputError(f"--address {self.address}: goes with --engine ray; leave it out.")
-        from proxreplay.experiments.engines import InlineEngine, ProcessEngine
-
-        return InlineEngine() if self.jobs in (None, 1) else ProcessEngine(self.jobs)
+        if self.jobs in (None, 1):
+            return late.engines.InlineEngine()
+        return late.engines.ProcessEngine(self.jobs)
 
 
 def refuse_foreign_code(configs: "Sequence[RunConfig]", where: str, *, trust: bool) -> None:
     """Refuse to execute code that nobody has named on this command line."""
-    from proxreplay.experiments.configure import foreign_code
-
     for config in configs:
-        code = foreign_code(config)
+        code = late.configure.foreign_code(config)
         if code is not None and not trust:
             raise InputError(
                 f"{where} names code that would be executed: network={code}. Look at it; then "
@@ -220,9 +205,7 @@ def spread(function: Callable[..., None]) -> Callable[..., None]:
 
 def current(values: dict[str, Any]) -> dict[str, Any]:
     """Values under today's names; a word about each earlier name."""
-    from proxreplay.experiments.config import renamed
-
-    return _told(*renamed(values))
+    return _told(*late.config.renamed(values))
 
 
 def _told(values: dict[str, Any], remarks: list[str]) -> dict[str, Any]:
@@ -234,8 +217,6 @@ def _told(values: dict[str, Any], remarks: list[str]) -> dict[str, Any]:
 
 def parse_sets(sets: list[str] | None) -> dict[str, Any]:
     """``["lpr.omega_0=4"]`` as ``{"lpr.omega_0": 4}``."""
-    from proxreplay.experiments.config import parse_value
-
     values: dict[str, Any] = {}
     for text in sets or []:
         key, equals, value = text.partition("=")
@@ -243,14 +224,12 @@ def parse_sets(sets: list[str] | None) -> dict[str, Any]:
             raise InputError(f"--set {text}: give KEY=VALUE, such as --set lpr.omega_0=4.")
         if key.strip() in values:
             raise InputError(f"--set {text}: {key.strip()} is given twice.")
-        values[key.strip()] = parse_value(value)
+        values[key.strip()] = late.config.parse_value(value)
     return current(values)
 
 
 def parse_grid(texts: list[str]) -> dict[str, list[Any]] | None:
     """``["lr=0.01,0.1"]`` as ``{"lr": [0.01, 0.1]}``; ``["paper"]`` as None."""
-    from proxreplay.experiments.config import parse_value
-
     if texts == ["paper"]:
         return None
     if math.prod(text.count(",") + 1 for text in texts) > MAX_RUNS:
@@ -260,7 +239,7 @@ def parse_grid(texts: list[str]) -> dict[str, list[Any]] | None:
         key, equals, values = text.partition("=")
         if not equals or not values:
             raise InputError(f"--grid {text}: give KEY=V1,V2 or, alone, --grid paper.")
-        found = [parse_value(value) for value in values.split(",")]
+        found = [late.config.parse_value(value) for value in values.split(",")]
         if key.strip() in grid or any(found.count(value) > 1 for value in found):
             raise InputError(f"--grid {text}: give each key and each of its values once.")
         grid[key.strip()] = found
@@ -269,9 +248,7 @@ def parse_grid(texts: list[str]) -> dict[str, list[Any]] | None:
 
 def parse_methods(text: str) -> list[str]:
     """Methods such as ``er,lpr-er``."""
-    from proxreplay.experiments.recipes import find_method
-
-    names = [find_method(name.strip()).name for name in text.split(",")]
+    names = [late.recipes.find_method(name.strip()).name for name in text.split(",")]
     if len(set(names)) != len(names):
         raise InputError(f"--methods {text}: give each method once.")
     return names

@@ -1,5 +1,6 @@
 """Commands that make runs: demo, plan, run, resume, compare, sweep, reproduce."""
 
+import dataclasses
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,6 +10,7 @@ import typer
 from rich import box
 from rich.table import Column, Table
 
+from proxreplay.cli import late
 from proxreplay.cli.options import (
     DEFAULT_METHOD,
     Benchmark,
@@ -46,13 +48,10 @@ def demo(
     seeds: Annotated[int, typer.Option(help="Runs of each method.", min=2, max=1000)] = 5,
 ) -> None:
     """Compare plain replay, LPR and LPR averaged on bundled digits: a table and a picture."""
-    from proxreplay.demo import BENCHMARK, METHOD_NAMES, conclude
-    from proxreplay.experiments.jobs import comparison
-
-    planned = comparison(BENCHMARK, METHOD_NAMES, range(seeds), out)
+    planned = late.jobs.comparison(late.demo.BENCHMARK, late.demo.METHOD_NAMES, range(seeds), out)
     make(planned)
-    rows, explanation, written = conclude(out, planned)
-    print_table(f"{BENCHMARK}, mean ± standard error over seeds", rows)
+    rows, explanation, written = late.demo.conclude(out, planned)
+    print_table(f"{late.demo.BENCHMARK}, mean ± standard error over seeds", rows)
     tell_versions(planned)
     terminal().print(explanation)
     for what, where in written.items():
@@ -70,10 +69,8 @@ def run(
 ) -> None:
     """Make one run: one seed of one method on one benchmark. It may be killed and continued."""
     config = settings.resolve(benchmark, method, seed=seed)  # refuses before torch is imported
-    from proxreplay.experiments.engines import Job
-
     folder = out or Path("runs") / config.benchmark / f"{config.method}-seed{config.seed}"
-    make([Job(config, folder, how.options())])
+    make([late.engines.Job(config, folder, how.options())])
     print_result(folder)
 
 
@@ -85,11 +82,7 @@ def resume(
     trust: Trust = False,
 ) -> None:
     """Go on with whatever is unfinished in a folder; finished runs are only handed to trackers."""
-    from proxreplay.experiments.engines import Job
-    from proxreplay.experiments.results import find_runs
-    from proxreplay.experiments.trackers import missing
-
-    runs = find_runs([folder])
+    runs = late.results.find_runs([folder])
     if not runs:
         raise InputError(f"{folder}: no run here; a run folder holds a config.yaml.")
     planned, options, broken = [], how.options(), 0
@@ -100,9 +93,9 @@ def resume(
             say(terminal(stderr=True), f"{stored.folder}: {problem}", style="red")
         elif stored.status != "complete":
             refuse_foreign_code([stored.config], str(stored.folder), trust=trust)
-            planned.append(Job(stored.config, stored.folder, options))
-        elif options.track and missing(stored.folder, options.track):
-            planned.append(Job(stored.config, stored.folder, options))
+            planned.append(late.engines.Job(stored.config, stored.folder, options))
+        elif options.track and late.trackers.missing(stored.folder, options.track):
+            planned.append(late.engines.Job(stored.config, stored.folder, options))
         elif options.track:
             say(terminal(stderr=True), f"{stored.folder}: complete, and so are its trackers")
         else:
@@ -139,17 +132,13 @@ def compare(
     out: Out = None,
 ) -> None:
     """Make the runs of several methods with several seeds, and print one table."""
-    from proxreplay.experiments.jobs import comparison
-    from proxreplay.experiments.results import read_run
-    from proxreplay.report.tables import comparison_rows
-
     names, numbers = parse_methods(methods), parse_seeds(seeds)
     study = out or Path("runs") / f"compare-{benchmark}"
     layers = settings.layers()
-    planned = comparison(benchmark, names, numbers, study, *layers, options=how.options())
+    planned = late.jobs.comparison(benchmark, names, numbers, study, *layers, options=how.options())
     settings.check([job.config for job in planned])
     make(planned, where)
-    rows = comparison_rows(read_run(job.folder) for job in planned)
+    rows = late.tables.comparison_rows(late.results.read_run(job.folder) for job in planned)
     print_table(f"{benchmark}, mean ± standard error over seeds", rows)
     tell_versions(planned)
     say(terminal(), f"A page about it: proxreplay report {study}")
@@ -167,29 +156,25 @@ def sweep(
     out: Out = None,
 ) -> None:
     """Try a grid of settings and select by final validation accuracy; test data is not touched."""
-    from proxreplay.experiments.configure import refuse_without_effect
-    from proxreplay.experiments.jobs import grid_search
-    from proxreplay.experiments.sweep import ranked, stages, winner_values, write_winner
-
     method = method or DEFAULT_METHOD
     folder = out or Path("runs") / f"sweep-{benchmark}-{method}"
     layers = settings.layers(seed=seed)
     selected: dict[str, Any] = {}
-    planned = stages(method, parse_grid(grid))
+    planned = late.sweep.stages(method, parse_grid(grid))
     for stage in planned:
         further = (*layers, selected)
-        points = grid_search(
+        points = late.jobs.grid_search(
             benchmark, stage.method, stage.grid, folder, *further, options=how.options()
         )
         if stage is planned[-1]:
             settings.check([point.config for point in points])
-        refuse_without_effect(stage.grid, [point.config for point in points])
+        late.configure.refuse_without_effect(stage.grid, [point.config for point in points])
         make(points, where)
-        choices = ranked(points)
+        choices = late.sweep.ranked(points)
         print_choices(stage, choices)
-        selected |= winner_values(choices[0], stage)
+        selected |= late.sweep.winner_values(choices[0], stage)
     best = folder / "best.yaml"
-    write_winner(best, selected, choices[0], len(planned))
+    late.sweep.write_winner(best, selected, choices[0], len(planned))
     say(terminal(), f"Selected settings: {best}")
     say(terminal(), f"Use them: proxreplay run {benchmark} --method {method} --config {best}")
 
@@ -203,9 +188,7 @@ def plan(
 ) -> None:
     """Say what a run would do and how long it would take, after a short calibration."""
     config = settings.resolve(benchmark, method)  # refuses before torch is imported
-    from proxreplay.experiments.plan import plan as make_plan
-
-    planned = make_plan(config, data_root)
+    planned = late.plan.plan(config, data_root)
     title = f"{config.method} on {benchmark}, memory {config.capacity}, {config.threads} thread(s)"
     table = Table("What", "How much", title=plain(title), title_justify="left", show_header=False)
     for what, value in planned.described():
@@ -228,13 +211,8 @@ def reproduce(
     out: Out = None,
 ) -> None:
     """Run what is missing of a table or figure of the paper; print ours beside the paper's."""
-    import dataclasses
-
-    from proxreplay.experiments.jobs import Selection, reproduction
-    from proxreplay.reproduce import conclude, find_reproduction
-
-    wanted = find_reproduction(what)
-    selection = Selection(
+    wanted = late.reproduce.find_reproduction(what)
+    selection = late.jobs.Selection(
         parse_methods(rows) if rows else None,
         settings.memory,
         benchmark,
@@ -243,10 +221,11 @@ def reproduce(
     )
     folder = out or Path("runs") / (f"{what}-quick" if quick else what)
     layers = dataclasses.replace(settings, memory=None).layers()  # memory selects rows here
-    planned = reproduction(wanted.blocks, selection, folder, *layers, options=how.options())
+    options = how.options()
+    planned = late.jobs.reproduction(wanted.blocks, selection, folder, *layers, options=options)
     settings.check([job.config for job in planned])
     make(planned, where)
-    text, beside = conclude(wanted, folder, quick=quick)
+    text, beside = late.reproduce.conclude(wanted, folder, quick=quick)
     say(terminal(), text)
     print_beside(beside)
     say(terminal(), f"Written: {folder / 'tables.md'}")
@@ -257,13 +236,14 @@ def make(planned: "Sequence[Job]", where: Where = _WHERE) -> None:
 
     Leave with 2 if all were refused, with 1 if one failed, with 128 + signal if interrupted.
     """
-    from proxreplay.cli.display import StudyDisplay
-    from proxreplay.experiments.interrupt import stop_on_signals
-
     engine, console = where.make_engine(), terminal(stderr=True)
     group = _process_group(planned, engine)
     # the group first: a signal ends a process that waits for the others
-    with group, stop_on_signals() as stop, StudyDisplay(console, len(planned)) as display:
+    asked, shown = (
+        late.interrupt.stop_on_signals(),
+        late.display.StudyDisplay(console, len(planned)),
+    )
+    with group, asked as stop, shown as display:
         outcomes = engine.make(planned, stop, display)
     for outcome in outcomes:
         if outcome.status == "complete":
@@ -286,98 +266,81 @@ def make(planned: "Sequence[Job]", where: Where = _WHERE) -> None:
 
 def _process_group(planned: "Sequence[Job]", engine: object) -> "AbstractContextManager[None]":
     """The process group of a command that torchrun has started."""
-    from proxreplay.experiments.engines import InlineEngine
-    from proxreplay.experiments.joint import process_group, started_together
-
     if not planned:
         return nullcontext()
-    if started_together() and (len(planned) > 1 or not isinstance(engine, InlineEngine)):
+    one_here = len(planned) == 1 and isinstance(engine, late.engines.InlineEngine)
+    if late.joint.started_together() and not one_here:
         raise InputError(
             f"{len(planned)} runs in processes that torchrun started; these make one run together: "
             "use run, or resume one folder, without --jobs and --engine."
         )
-    return process_group(planned[0].config.device)
+    return late.joint.process_group(planned[0].config.device)
 
 
 def tell_missing(folder: Path) -> None:
     """Say which trackers of a complete run do not have all of its records."""
-    from proxreplay.experiments.trackers import missing
-
-    for name in missing(folder):
+    for name in late.trackers.missing(folder):
         words = f"{name} misses records; hand them over with: proxreplay resume {folder}"
         say(terminal(stderr=True), f"{folder}: {words} --track {name}")
 
 
 def print_table(title: str, rows: Sequence[Any]) -> None:
     """A comparison as a table on the terminal."""
-    from proxreplay.evaluation.measures import MAIN
-    from proxreplay.report.tables import FEW_SEEDS, format_estimate
-
-    headings = [Column(measure.label, no_wrap=True) for measure in MAIN]
+    headings = [Column(measure.label, no_wrap=True) for measure in late.measures.MAIN]
     table = Table("Method", "Seeds", *headings, title=plain(title), title_justify="left", padding=0)
     for row in rows:
         paired = row.source == "difference"
-        cells = [format_estimate(e, signed=paired) for e in row.estimates]
-        style = "bold" if paired and row.seeds >= FEW_SEEDS else None
+        cells = [late.tables.format_estimate(e, signed=paired) for e in row.estimates]
+        style = "bold" if paired and row.seeds >= late.tables.FEW_SEEDS else None
         table.add_row(plain(row.label), str(row.seeds), *cells, style=style)
     terminal().print(table)
 
 
 def tell_versions(planned: "Sequence[Job]") -> None:
     """Say, under a table, if its runs were made with different source codes."""
-    from proxreplay.experiments.results import read_environment
-    from proxreplay.report.tables import several_codes
-
-    said = several_codes(read_environment(job.folder)[0] for job in planned)
+    codes = (late.results.read_environment(job.folder)[0] for job in planned)
+    said = late.tables.several_codes(codes)
     if said:
         say(terminal(), said)
 
 
 def print_result(folder: Path) -> None:
     """What a finished run amounts to."""
-    from proxreplay.evaluation.measures import MAIN
-    from proxreplay.experiments.results import read_run
-
-    result = read_run(folder).result
+    result = late.results.read_run(folder).result
     if result is not None:
-        values = {measure.label: result.measures[measure.key] for measure in MAIN}
+        values = {measure.label: result.measures[measure.key] for measure in late.measures.MAIN}
         numbers = "   ".join(f"{k} {v:.4f}" for k, v in values.items() if v is not None)
         say(terminal(), f"{numbers}   ({folder})")
 
 
 def print_choices(stage: Any, choices: Sequence[Any]) -> None:
     """What was tried in a stage of a sweep, best first."""
-    from proxreplay.experiments.sweep import winner_values
-
     if not choices:
         raise InputError("sweep: no run is complete; nothing can be selected.")
     table = Table(*stage.grid, "validation accuracy", title=stage.method, title_justify="left")
     for place, choice in enumerate(choices):
-        cells = [plain(value) for value in winner_values(choice, stage).values()]
+        cells = [plain(value) for value in late.sweep.winner_values(choice, stage).values()]
         table.add_row(*cells, f"{choice.validation_acc:.4f}", style="bold" if place == 0 else None)
     terminal().print(table)
 
 
 def print_beside(beside: Sequence[Any]) -> None:
     """Our numbers beside the paper's, and how many standard errors lie between."""
-    from proxreplay.report.tables import format_estimate
-
     if not beside:
         return
     table = Table("Row", "Measure", "Ours", "Paper", "Standard errors", box=box.SIMPLE_HEAD)
     for one in beside:
-        numbers = (format_estimate(one.ours), format_estimate(one.paper))
+        numbers = (late.tables.format_estimate(one.ours), late.tables.format_estimate(one.paper))
         table.add_row(plain(one.row), one.measure, *numbers, f"{one.standard_errors:+.1f}")
     terminal().print(table)
 
 
-COMMANDS = (demo, plan, run, resume, compare, sweep, reproduce)
-EXAMPLES = {
-    "demo": "Example: proxreplay demo --out runs/demo",
-    "run": "Example: proxreplay run split-digits --method lpr-er --set lpr.omega_0=4",
-    "resume": "Example: proxreplay resume runs/split-digits/lpr-er-seed0",
-    "reproduce": "Example: proxreplay reproduce table1 --rows er,lpr-er --memory 2000 --seeds 0-2",
-    "plan": "Example: proxreplay plan split-cifar100 --method lpr-er --eval-every 10",
-    "sweep": "Example: proxreplay sweep split-digits --grid lr=0.05,0.1 --grid lpr.omega_0=1,4",
-    "compare": "Example: proxreplay compare split-digits --methods er,lpr-er --seeds 0-4 --jobs 2",
+COMMANDS = {
+    demo: "demo --out runs/demo",
+    plan: "plan split-cifar100 --method lpr-er --eval-every 10",
+    run: "run split-digits --method lpr-er --set lpr.omega_0=4",
+    resume: "resume runs/split-digits/lpr-er-seed0",
+    compare: "compare split-digits --methods er,lpr-er --seeds 0-4 --jobs 2",
+    sweep: "sweep split-digits --grid lr=0.05,0.1 --grid lpr.omega_0=1,4",
+    reproduce: "reproduce table1 --rows er,lpr-er --memory 2000 --seeds 0-2",
 }

@@ -137,5 +137,4 @@ def _learner(what: str) -> "Learner":
     return made
 
 
-COMMANDS = (serve,)
-EXAMPLES = {"serve": "Example: proxreplay serve digits --learner examples/serve/learner.py:make"}
+COMMANDS = {serve: "serve digits --learner examples/serve/learner.py:make"}

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 import torch.utils.data
 from torch import Tensor
 
-from proxreplay.data.archives import Files, open_files
+from proxreplay.data.archives import open_files
 from proxreplay.data.datasets import Dataset, Examples, rank_in_group
 from proxreplay.data.trees import PARTS, sorted_naturally
 from proxreplay.errors import DataError
@@ -22,6 +22,10 @@ FIELDS = {
     **dict.fromkeys(("inputs", "x", "data", "images"), "inputs"),
     **dict.fromkeys(("labels", "y", "target", "targets"), "labels"),
     "domains": "domains",
+}
+HEADERS = {  # by version of the .npy format
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
 }
 KEYS = "train_inputs, train_labels, maybe train_domains; test_ and validation_ likewise"
 Array = np.ndarray[Any, Any]
@@ -237,35 +241,41 @@ def _read_npz(path: Path) -> dict[str, Array]:
                 f"{path}: {packed} bytes unpack to {total}, too much for a data set; if it is "
                 "yours, save it uncompressed, with numpy.savez."
             )
-        return {name.removesuffix(".npy"): _read_npy(files, name) for name in files.sizes}
+        arrays = {}
+        for name, size in files.sizes.items():
+            with files.open(name) as file:
+                array = read_npy(file, size, f"{path}: {name}", "biufUS")
+            arrays[name.removesuffix(".npy")] = array
+        return arrays
 
 
-def _read_npy(files: Files, name: str) -> Array:
-    """One array, if it is as large as its header says: the header is checked before its memory."""
-    what = f"{files.where}: {name}"
-    with files.open(name) as file:
-        try:
-            if np.lib.format.read_magic(file) != (1, 0):
-                raise ValueError("another version of the format")
-            shape, by_column, dtype = np.lib.format.read_array_header_1_0(file)
-        except Exception as error:  # the parser of headers raises all kinds of errors
-            raise DataError(
-                f"{what} cannot be read ({error}); save it with numpy.savez."
-            ) from error
-        if dtype.kind not in "biufUS":
-            raise DataError(f"{what}: an array of {dtype}; give numbers or text, nothing pickled.")
-        size = math.prod(shape) * dtype.itemsize
-        if (
-            size != files.sizes[name] - file.tell()
-            or dtype.itemsize == 0
-            or min(shape, default=0) < 0
-        ):
-            raise DataError(
-                f"{what}: its header says {dtype} {shape}, not what it holds; save it again."
-            )
-        data = file.read(size)
-        if len(data) != size:
-            raise DataError(f"{what}: {len(data)} bytes of {size}; save it again.")
+def read_npy(file: IO[bytes], size: int, what: str, kinds: str = "biuf") -> Array:
+    """The array in an ``.npy`` file of ``size`` bytes, checked before memory is taken for it.
+
+    ``kinds`` are the kinds of dtype that are read; nothing is unpickled.
+
+    >>> from io import BytesIO
+    >>> file = BytesIO()
+    >>> np.save(file, np.arange(3))
+    >>> read_npy(BytesIO(file.getvalue()), file.tell(), "file")
+    array([0, 1, 2])
+    """
+    try:
+        shape, by_column, dtype = HEADERS[np.lib.format.read_magic(file)](file)
+    except Exception as error:  # the parser of headers raises all kinds of errors
+        raise DataError(f"{what} cannot be read ({error}); save it with numpy.") from error
+    if dtype.kind not in kinds:
+        wanted = "numbers or text" if "U" in kinds else "numbers"
+        raise DataError(f"{what}: an array of {dtype}; give {wanted}, nothing pickled.")
+    rest = size - file.tell()
+    fits = math.prod(shape) * dtype.itemsize == rest and min(shape, default=0) >= 0
+    if not fits or dtype.itemsize == 0:
+        raise DataError(
+            f"{what}: its header says {dtype} {shape}, not what it holds; save it again."
+        )
+    data = file.read(rest)
+    if len(data) != rest:
+        raise DataError(f"{what}: {len(data)} bytes of {rest}; save it again.")
     return np.frombuffer(data, dtype).reshape(shape, order="F" if by_column else "C")
 
 

@@ -57,11 +57,8 @@ def digests(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     elif hasattr(value, "__array__"):
         array = np.asarray(value)
         yield name, _hash(array.tolist() if array.dtype == object else array.tobytes())
-    elif isinstance(value, list | tuple):
-        if any(isinstance(one, Tensor | Mapping) for one in value):
-            yield from digests(dict(enumerate(value)), name)
-        else:
-            yield name, _hash(value)
+    elif isinstance(value, list | tuple) and any(isinstance(v, Tensor | Mapping) for v in value):
+        yield from digests(dict(enumerate(value)), name)
     else:
         yield name, _hash(value)
 

@@ -97,12 +97,11 @@ def _sharing(model: nn.Module, processes: Processes) -> Iterator[None]:
 
     before = model.register_forward_pre_hook(take_share, with_kwargs=True, prepend=True)
     after = model.register_forward_hook(join)
-    try:
-        yield
-    finally:
-        _call.set(None)
-        before.remove()
-        after.remove()
+    with before, after:
+        try:
+            yield
+        finally:
+            _call.set(None)
 
 
 def _joined(output: Any, processes: Processes, counts: list[int]) -> Any:
@@ -159,12 +158,8 @@ def mean_(
 ) -> dict[str, Tensor | None]:
     """The mean of gradients over all processes, in their memory.
 
-    Args:
-        gradients: by parameter; None counts as zeros where another process has a gradient, and
-            stays None where none has.
-        like: the parameters.
-        processes: whose gradients.
-        beside: tensors to be summed in the same message.
+    None counts as zeros where another process has a gradient, and stays None where none has;
+    ``like`` are the parameters. Tensors ``beside`` them are summed in the same message.
     """
     if processes.alone:
         return dict(gradients)

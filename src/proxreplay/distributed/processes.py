@@ -59,13 +59,7 @@ class Processes:
 
     @classmethod
     def up(cls, group: Any = None, *, replicated: bool = False, check_every: int = 100) -> Self:
-        """Those of a process group that is up.
-
-        Args:
-            group: torch's process group; None for its default one.
-            replicated: see the class.
-            check_every: see the class.
-        """
+        """Those of a process group that is up; arguments as for the class."""
         if not (dist.is_available() and dist.is_initialized()):
             raise InputError(
                 "Processes.up: no process group is up; start the program with torchrun and call "
@@ -220,32 +214,23 @@ class Processes:
         return bool(there)
 
     def together(self, what: str, act: Callable[[], _Result]) -> _Result:
-        """Do something in all processes; if it fails in one, it fails in all, and says where.
-
-        Args:
-            what: is done, for the message.
-            act: does it.
-        """
+        """Do something in all processes; if it fails in one, it fails in all, and says where."""
+        if self.alone:
+            return act()
         problem: Exception | None = None
         result: Any = None
         try:
             result = act()
         except Exception as error:
-            if self.alone:
-                raise
             problem = error
-        self.agree_on(what, problem)
-        done: _Result = result
-        return done
-
-    def agree_on(self, what: str, problem: Exception | None) -> None:
-        """Raise in all processes if there is a problem in one."""
         said = self.tell(None if problem is None else f"{type(problem).__name__}: {problem}", what)
         if problem is not None:
             raise problem
         for rank, text in enumerate(said):
             if text is not None:
                 raise ProcessError(f"{what} failed in process {rank} of {self.size}: {text}")
+        done: _Result = result
+        return done
 
     @contextmanager
     def _talking(self, what: str, payload: int) -> Iterator[None]:

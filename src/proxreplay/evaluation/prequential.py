@@ -19,6 +19,7 @@ from proxreplay.replay.labels import is_one_label, plain
 from proxreplay.replay.parts import Learned
 
 MAJORITY, NO_CHANGE = "majority", "no_change"
+SO_FAR = ("accuracy", "fading", "kappa", "recall", "baselines", "regret")  # of `Score` in a `Step`
 
 
 class Score:
@@ -215,19 +216,8 @@ def _steps(learner: Any, batches: Any, score: Score) -> Iterator[Step]:
         predictions = predictions_of(learner, inputs, len(truth), began=number > 0)
         learned = _learn(learner, x if isinstance(x, Batch) else inputs, labels, weight)
         score.update(truth, predictions)
-        yield Step(
-            number=number,
-            examples=score.examples,
-            labels=tuple(truth),
-            predictions=tuple(predictions),
-            learned=learned,
-            accuracy=score.accuracy,
-            fading=score.fading,
-            kappa=score.kappa,
-            recall=score.recall,
-            baselines=score.baselines,
-            regret=score.regret,
-        )
+        so_far: dict[str, Any] = {name: getattr(score, name) for name in SO_FAR}
+        yield Step(number, score.examples, tuple(truth), tuple(predictions), learned, **so_far)
 
 
 def predictions_of(learner: Any, inputs: Any, n: int, *, began: bool) -> list[Hashable]:

@@ -29,8 +29,7 @@ def started_together() -> bool:
 def process_group(device: str) -> Iterator[None]:
     """A process group between the processes that torchrun started; nothing for one alone.
 
-    Args:
-        device: that the run is made on: NCCL between GPUs, gloo between CPUs.
+    On the device of the run: NCCL between GPUs, gloo between CPUs.
     """
     if not started_together() or dist.is_initialized():
         yield

@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -24,8 +24,10 @@ from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.ray_worker import Channel, Surroundings, names_in, versions, work
 from proxreplay.experiments.run import RunProgress
 from proxreplay.files import marker
+from proxreplay.lazy import LazyModule
 from proxreplay.options import count
 
+ray: Any = LazyModule("ray")
 log = logging.getLogger(__name__)
 
 NODE = "ray.io/node-id"  # the label that Ray gives every node
@@ -89,7 +91,6 @@ class _Study:
         around: Sequence[Surroundings],
         told: Audience,
     ) -> None:
-        import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -105,8 +106,6 @@ class _Study:
 
     def finish(self, stop: StopRequest) -> list[Outcome]:
         """Submit, listen and collect until nothing is left to do."""
-        import ray
-
         stopping = False
         limit = self.engine.at_a_time or len(self.jobs)
         while self.running or (self.waiting and not stop):
@@ -126,14 +125,10 @@ class _Study:
 
     def abandon(self) -> None:
         """End every worker at once."""
-        import ray
-
         for ref in self.running:
             ray.cancel(ref, force=True)
 
     def _submit(self, number: int) -> None:
-        import ray
-
         cpus, gpus = _needs(self.jobs[number])
         needs: dict[str, Any] = {
             "num_cpus": cpus,
@@ -149,8 +144,6 @@ class _Study:
 
     def _listen(self, stop: bool) -> None:
         """Hand on what the workers have told since the last time."""
-        import ray
-
         try:
             news = ray.get(self.channel.collect.remote(stop), timeout=SECONDS_FOR_NEWS)
         except ray.exceptions.RayError as error:  # Ray starts it again
@@ -164,8 +157,6 @@ class _Study:
 
     def _conclude(self, ref: Any, number: int) -> None:
         """Say what became of a run, or try it on another node."""
-        import ray
-
         job = self.jobs[number]
         try:
             node, status, problem = ray.get(ref)
@@ -229,8 +220,6 @@ def _check_devices(jobs: Sequence[Job]) -> None:
 @contextmanager
 def _connected(address: str, jobs: Sequence[Job]) -> Iterator[None]:
     """Join a cluster, or start one here that ends with the block; one we joined goes on."""
-    import ray
-
     if ray.is_initialized():  # by the program that calls us
         _check_room(jobs, joined=True)
         yield
@@ -316,7 +305,4 @@ def _fits(job: Job, node: dict[str, Any]) -> bool:
 
 def _nodes() -> list[dict[str, Any]]:
     """What Ray knows of every node that is alive."""
-    import ray
-
-    known: Callable[[], list[dict[str, Any]]] = ray.nodes
-    return [node for node in known() if node["Alive"]]
+    return [node for node in ray.nodes() if node["Alive"]]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxreplay.errors import InputError
+from proxreplay.lazy import LazyModule
 from proxreplay.locking import locked
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from proxreplay.experiments.interrupt import StopRequest
     from proxreplay.experiments.run import RunProgress
 
+ray: Any = LazyModule("ray")
 SECONDS_BETWEEN_NEWS = 0.2
 SECONDS_WITHOUT_DRIVER = 60.0
 Report = tuple[str, str, str | None]  # id of the node, status, problem
@@ -114,17 +116,10 @@ def work(number: int, job: "Job", around: Surroundings, channel: Any, patience: 
     """Make one run, or what is missing of it; the task that Ray runs, and runs again.
 
     The status is that of an `Outcome`, or "misplaced" if this node cannot make the run, or
-    "unstarted" if the driver had asked to stop before it began.
-
-    Args:
-        number: of the job among the driver's.
-        job: the run; its folder and data root are absolute.
-        around: what this node must have in common with the driver.
-        channel: handle of the driver's `Channel`.
-        patience: seconds to wait for an earlier attempt that is still at work in the folder.
+    "unstarted" if the driver had asked to stop before it began. ``number`` is that of the job among
+    the driver's; folder and data root of the job are absolute. ``channel`` is a handle of a
+    `Channel`, ``patience`` how long to wait for an earlier attempt still at work in the folder.
     """
-    import ray
-
     from proxreplay.allocator import keep_freed_memory
     from proxreplay.experiments.engines import make_one
     from proxreplay.experiments.interrupt import StopRequest
@@ -159,8 +154,6 @@ class _Line:
 
     def asked_to_stop(self) -> bool:
         """Wait for the reply to what was told last."""
-        import ray
-
         try:
             asked = bool(ray.get(self._reply, timeout=SECONDS_WITHOUT_DRIVER))
         except ray.exceptions.RayError:  # it is being started again; `tell` will hear
@@ -170,8 +163,6 @@ class _Line:
 
     def tell(self, progress: "RunProgress") -> None:
         """Say how far the run is, now and then, and hear whether to stop."""
-        import ray
-
         now = time.monotonic()
         if now - self._told < SECONDS_BETWEEN_NEWS:
             return

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -363,9 +364,13 @@ class _Run:
             log.warning("timings.jsonl could not be written: %s", error)
 
     def _restore(self) -> None:
-        """Go back to the newest checkpoint; what was recorded after it is made again."""
-        parts = self.processes.together("resuming", self._newest)
-        parts = self.processes.from_first(parts)
+        """Go back to the newest checkpoint; what was recorded after it is made again.
+
+        Process 0 reads it for all.
+        """
+        read = partial(load_checkpoint, self.folder / "checkpoint", self._check_fits)
+        own = read if self.processes.writes else lambda: None
+        parts = self.processes.from_first(self.processes.together("resuming", own))
         state: dict[str, Any] = {"records": 0, "accuracy": None, "untreated": None}
         if parts is not None:
             state = parts.pop("run")
@@ -379,12 +384,6 @@ class _Run:
         with suppress(DataError, OSError):  # a run never stops because of its timings
             spent = (read_timings(self.folder / "timings.jsonl") or [{}])[-1]
             self.seconds |= {k: spent[k] for k in self.seconds if isinstance(spent.get(k), float)}
-
-    def _newest(self) -> dict[str, Any] | None:
-        """The newest checkpoint; process 0 reads it for all."""
-        if not self.processes.writes:
-            return None
-        return load_checkpoint(self.folder / "checkpoint", self._check_fits)
 
     def _check_fits(self, parts: dict[str, Any]) -> None:
         """Raise a CheckpointError unless a checkpoint is of this run and its records are there."""

@@ -49,6 +49,4 @@ class RefreshCallback(Refreshing, Callback):
         """Leave the optimizer as it was."""
         self.end()
 
-    def on_exception(self, *args: Any) -> None:
-        """Leave the optimizer as it was."""
-        self.end()
+    on_exception = on_fit_end

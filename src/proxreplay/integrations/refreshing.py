@@ -6,7 +6,6 @@ from a memory or a loader, and hand on its state. A callback only says when.
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -144,11 +143,8 @@ class Refreshing:
     def _first(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Batches until there are as many examples as wanted."""
         seen = 0
-
-        def wanted(batch: Any) -> bool:
-            nonlocal seen
-            enough = self.samples is not None and seen >= self.samples
+        for batch in batches:
+            if self.samples is not None and seen >= self.samples:
+                return
             seen += count_samples(tuple(batch) if isinstance(batch, list) else batch)
-            return not enough
-
-        return takewhile(wanted, batches)
+            yield batch

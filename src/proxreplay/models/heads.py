@@ -51,21 +51,15 @@ class GrowingHead(nn.Linear):
         self._append(rows[:, :-1], rows[:, -1], torch.zeros(new, dtype=torch.bool))
         return True
 
-    def grow_like(self, other: "GrowingHead") -> bool:
-        """Grow to the size of another head by copying its further rows. Says whether it grew."""
+    def grow_like(self, other: "GrowingHead") -> None:
+        """Grow to the size of another head by copying its further rows."""
         old = self.out_features
-        if other.out_features <= old:
-            return False
-        self._append(other.weight[old:], other.bias[old:], other.active[old:])
-        return True
+        if other.out_features > old:
+            self._append(other.weight[old:], other.bias[old:], other.active[old:])
 
     def activate(self, labels: Tensor) -> None:
         """Let the logits of these labels through from now on."""
         self.active[labels] = True
-
-    def deactivate(self, label: int) -> None:
-        """Give -1000 for a label again, until it is activated."""
-        self.active[label] = False
 
     def _append(self, weight: Tensor, bias: Tensor, active: Tensor) -> None:
         self._set_rows(

@@ -1,7 +1,5 @@
 """Residual networks: the slim ResNet18 of the paper's experiments, and ResNet18 for 224 pixels."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -41,10 +39,15 @@ class BasicBlock(nn.Module):
         return result
 
 
-def _stage(in_channels: int, channels: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(
-        BasicBlock(in_channels, channels, stride), BasicBlock(channels, channels, stride=1)
-    )
+def _stages(width: int) -> list[nn.Sequential]:
+    """Four stages of two blocks; each but the first halves the image and doubles the channels."""
+    stages, channels = [], width
+    for number in range(4):
+        into, stride = width * 2**number, 1 if number == 0 else 2
+        blocks = BasicBlock(channels, into, stride), BasicBlock(into, into, stride=1)
+        stages.append(nn.Sequential(*blocks))
+        channels = into
+    return stages
 
 
 class SlimResNet18(nn.Module):
@@ -60,10 +63,7 @@ class SlimResNet18(nn.Module):
         self.conv1 = nn.Conv2d(in_channels, width, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
-        self.layer1 = _stage(width, width, stride=1)
-        self.layer2 = _stage(width, 2 * width, stride=2)
-        self.layer3 = _stage(2 * width, 4 * width, stride=2)
-        self.layer4 = _stage(4 * width, 8 * width, stride=2)
+        self.layer1, self.layer2, self.layer3, self.layer4 = _stages(width)
         self.pool = nn.AvgPool2d(POOL)
         self.flatten = nn.Flatten()
         self.head = make_head(slim_features(width, image_size), num_classes)
@@ -111,20 +111,15 @@ class ResNet18(nn.Module):
     Build it with `resnet18`.
     """
 
-    def __init__(
-        self, num_classes: int | None, in_channels: int, widths: Sequence[int] = (64, 128, 256, 512)
-    ) -> None:
+    def __init__(self, num_classes: int | None, in_channels: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, widths[0], 7, stride=2, padding=3, bias=False)
-        self.bn1 = nn.BatchNorm2d(widths[0])
+        self.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
-        self.layer1 = _stage(widths[0], widths[0], stride=1)
-        self.layer2 = _stage(widths[0], widths[1], stride=2)
-        self.layer3 = _stage(widths[1], widths[2], stride=2)
-        self.layer4 = _stage(widths[2], widths[3], stride=2)
+        self.layer1, self.layer2, self.layer3, self.layer4 = _stages(64)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = make_head(widths[3], num_classes)
+        self.fc = make_head(512, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -5,6 +5,7 @@ See docs/averaging.md for what it is worth.
 
 import copy
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any, Self
 
 import torch
@@ -81,19 +82,14 @@ class EMA:
         """Move the average towards the model; call it after every optimizer step."""
         self.follow_growth_()
         self.steps += 1
-        gain = self._gain()
+        gain = 1 - self.options.momentum  # c_t
+        if self.options.start == "debiased":
+            gain = max(gain, RECENCY / (RECENCY + self.steps - 1))
         floating, others = self._pairs.tensors()
         torch._foreach_lerp_(*floating, gain)
         if others[0]:
             torch._foreach_copy_(*others)
         self.settled += gain * (1 - self.settled)
-
-    def _gain(self) -> float:
-        """``c_t``."""
-        constant = 1 - self.options.momentum
-        if self.options.start == "copy":
-            return constant
-        return max(constant, RECENCY / (RECENCY + self.steps - 1))
 
     @torch.no_grad()
     def follow_growth_(self) -> None:
@@ -120,13 +116,7 @@ class EMA:
         after ``t`` steps, ``s_c`` of them since class ``c`` came; ``f_c`` is the share of the
         average that is from those ``s_c``. So the online network has most of the say about a class
         that the average does not know yet, and the average about all others. A class that never
-        came counts as there from the start.
-
-        Args:
-            outputs: how many classes.
-
-        Returns:
-            ``[outputs]``, in float64.
+        came counts as there from the start. Returns ``[outputs]``, in float64.
         """
         t = self.steps
         whole = 1 - self.options.momentum**t if self.options.start == "copy" else float(t > 0)
@@ -163,9 +153,7 @@ class EMA:
     def state_dict(self) -> dict[str, Any]:
         """The average, its options and how far it has come."""
         return {
-            "momentum": self.options.momentum,
-            "start": self.options.start,
-            "predict": self.options.predict,
+            **asdict(self.options),
             "steps": self.steps,
             "classes": list(self.arrived),
             "arrived": list(self.arrived.values()),

@@ -72,11 +72,7 @@ class Companion:
         return STRENGTHS[int(self.losses.argmin())] if self.judged else 0.0
 
     def check(self, inputs: Inputs) -> None:
-        """Refuse what has no random features.
-
-        Args:
-            inputs: as the model sees them.
-        """
+        """Refuse inputs, as the model sees them, that have no random features."""
         if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
             found = str(inputs.dtype) if isinstance(inputs, Tensor) else type(inputs).__name__
             raise InputError(

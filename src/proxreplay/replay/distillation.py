@@ -53,11 +53,8 @@ class Distilled:
     def __call__(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
         """The forward passes of the loss, and none of its own."""
         outputs: list[Tensor] = []
-        hook = model.register_forward_hook(lambda module, args, output: outputs.append(output))
-        try:
+        with model.register_forward_hook(lambda module, args, output: outputs.append(output)):
             loss = self.loss(model, incoming, replay)
-        finally:
-            hook.remove()
         batches = [incoming] if self.on == "all" else []
         batches += [] if replay is None else [replay]
         if not batches or self.weight == 0:

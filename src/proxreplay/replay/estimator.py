@@ -114,8 +114,7 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ``sample_weight [n]`` is how much each example counts; one of weight 0 is left out.
         """
         count(n_epochs=self.n_epochs)
-        inputs, labels = self._validate(X, y, first=True)
-        inputs, labels, weights = self._weighted(inputs, labels, sample_weight)
+        inputs, labels, weights = self._examples(X, y, sample_weight, first=True)
         rng = check_random_state(self.random_state)
         self._start(inputs.shape[1], unique_labels(labels), int(rng.randint(2**31)))
         self.scaler_.partial_fit(inputs, sample_weight=weights)
@@ -140,8 +139,7 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"ReplayClassifier: class_weight={self.class_weight!r} needs all labels at once; "
                 "give weights by label, or use fit."
             )
-        inputs, labels = self._validate(X, y, first=first)
-        inputs, labels, weights = self._weighted(inputs, labels, sample_weight)
+        inputs, labels, weights = self._examples(X, y, sample_weight, first=first)
         seen = unique_labels(labels)
         known = self._agreed_classes(seen, classes, first)
         if first:
@@ -167,17 +165,13 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "learner_")
         return np.asarray(self.classes_[self.predict_proba(X).argmax(axis=1)])
 
-    def _validate(
-        self, X: ArrayLike, y: ArrayLike, *, first: bool
-    ) -> tuple[NDArray[np.float64], NDArray[Any]]:
-        inputs, labels = validate_data(self, X, y, reset=first, dtype=np.float64, y_numeric=False)
-        check_classification_targets(labels)
-        return inputs, column_or_1d(labels, warn=True)
-
-    def _weighted(
-        self, inputs: NDArray[np.float64], labels: NDArray[Any], sample_weight: ArrayLike | None
+    def _examples(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, *, first: bool
     ) -> tuple[NDArray[np.float64], NDArray[Any], NDArray[np.float64] | None]:
         """The examples that count, with their weights: those given, times those of the classes."""
+        inputs, labels = validate_data(self, X, y, reset=first, dtype=np.float64, y_numeric=False)
+        check_classification_targets(labels)
+        labels = column_or_1d(labels, warn=True)
         given = as_weights(sample_weight, len(labels), torch.float64)
         weights = None if given is None else given.numpy()
         if self.class_weight is not None:
@@ -263,7 +257,7 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self,
         inputs: NDArray[np.float64],
         labels: NDArray[Any],
-        weights: NDArray[np.float64] | None = None,
+        weights: NDArray[np.float64] | None,
     ) -> None:
         names = labels.tolist()
         for name in names:

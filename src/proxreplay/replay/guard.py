@@ -1,7 +1,7 @@
 """A step that cannot be made leaves no trace."""
 
-from collections.abc import Mapping
-from types import TracebackType
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +10,6 @@ from proxreplay.batch import Inputs
 from proxreplay.errors import DivergenceError, InputError
 from proxreplay.proximal.layers.calling import Caller, logits_of
 from proxreplay.proximal.layers.capture import untouched
-
-BATCH_OF_ONE = "Expected more than 1 value per channel"
 
 
 class Guard:
@@ -25,9 +23,21 @@ class Guard:
         self.buffers = dict(model.named_buffers())
         self.generators = generators
 
-    def __enter__(self) -> None:
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A step of which nothing is left if anything is raised."""
         self._before = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        self._states = {name: rng.get_state() for name, rng in self.generators.items()}
+        states = {name: rng.get_state() for name, rng in self.generators.items()}
+        try:
+            with naming_batch_of_one():
+                yield
+        except BaseException:
+            with torch.no_grad():
+                for name, before in self._before.items():
+                    self.buffers[name].copy_(before)
+            for name, state in states.items():
+                self.generators[name].set_state(state)
+            raise
 
     def check_finite(self, loss: Tensor) -> None:
         """Refuse a step whose loss, gradients or new buffers hold NaN or infinity."""
@@ -55,22 +65,6 @@ class Guard:
             "earlier saved state if the weights are too large already."
         )
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            with torch.no_grad():
-                for name, before in self._before.items():
-                    self.buffers[name].copy_(before)
-            for name, state in self._states.items():
-                self.generators[name].set_state(state)
-        self._before, self._states = {}, {}
-        if isinstance(error, ValueError) and BATCH_OF_ONE in str(error):
-            raise _batch_of_one() from error
-
 
 def _finite(tensor: Tensor) -> bool:
     return bool((tensor.coalesce().values() if tensor.is_sparse else tensor).isfinite().all())
@@ -78,18 +72,20 @@ def _finite(tensor: Tensor) -> bool:
 
 def check_batch_of_one(model: nn.Module, inputs: Inputs, call: Caller | None = None) -> None:
     """Refuse one example that the model cannot be trained on alone; the model is left as it is."""
+    with naming_batch_of_one(), untouched(model):
+        model.train()
+        logits_of(model, inputs, call)
+
+
+@contextmanager
+def naming_batch_of_one() -> Iterator[None]:
+    """What torch says about a BatchNorm that sees one example becomes an error with a way out."""
     try:
-        with untouched(model):
-            model.train()
-            logits_of(model, inputs, call)
+        yield
     except ValueError as error:
-        if BATCH_OF_ONE in str(error):
-            raise _batch_of_one() from error
-        raise
-
-
-def _batch_of_one() -> InputError:
-    return InputError(
-        "Learner: BatchNorm cannot be trained on one example alone; give at least two per batch, "
-        "or only remember() this one."
-    )
+        if "Expected more than 1 value per channel" not in str(error):
+            raise
+        raise InputError(
+            "Learner: BatchNorm cannot be trained on one example alone; give at least two per "
+            "batch, or only remember() this one."
+        ) from error

@@ -20,15 +20,6 @@ class TensorKind:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"shape": self.shape, "dtype": _dtype_name(self.dtype)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "TensorKind":
-        """The inverse of `to_dict`."""
-        return cls(tuple(values["shape"]), getattr(torch, values["dtype"]))
-
     def __str__(self) -> str:
         return f"{list(self.shape)} {_dtype_name(self.dtype)}"
 
@@ -56,15 +47,15 @@ class InputKind:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        if self.plain:
-            return self.tensors[WHOLE].to_dict()
-        return {"tensors": {name: kind.to_dict() for name, kind in self.tensors.items()}}
+        kinds = self.tensors.items()
+        tensors = {n: {"shape": kind.shape, "dtype": _dtype_name(kind.dtype)} for n, kind in kinds}
+        return tensors[WHOLE] if self.plain else {"tensors": tensors}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "InputKind":
         """The inverse of `to_dict`."""
-        tensors = values.get("tensors", {WHOLE: values})
-        return cls({name: TensorKind.from_dict(kind) for name, kind in tensors.items()})
+        kinds = values.get("tensors", {WHOLE: values}).items()
+        return cls({n: TensorKind(tuple(k["shape"]), getattr(torch, k["dtype"])) for n, k in kinds})
 
     def __str__(self) -> str:
         if self.plain:

@@ -1,13 +1,13 @@
 """What a learner lets in: inputs, labels and weights become tensors that are safe to use."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from proxreplay.batch import WEIGHT, Batch, Inputs, each, length, part
+from proxreplay.batch import WEIGHT, Batch, Inputs, length, part
 from proxreplay.errors import InputError
 from proxreplay.models.heads import GrowingHead
 from proxreplay.replay.inputs import InputKind, as_batch_of_one, as_inputs, as_tensors
@@ -96,24 +96,15 @@ class Intake:
     ) -> tuple[Admitted, Labels]:
         """The examples that count, and the labels known afterwards."""
         indices, labels = self.labels.meet(y)
-        beside = {} if weights is None else {WEIGHT: weights}
-        position = None if given is None else given.position
-        train = given is None or given.train
-        batch = Batch(inputs, indices, beside, position=position, train=train)
+        batch = Batch(inputs, indices, {} if weights is None else {WEIGHT: weights})
+        if given is not None:
+            batch = replace(batch, position=given.position, train=given.train)
         if weights is None or bool((weights > 0).all()):
             return Admitted(batch), labels
-        counts = weights > 0
-        chosen = counts.nonzero()[:, 0]
-        one_by_one = list(plain(y))
-        indices, labels = self.labels.meet([one_by_one[i] for i in chosen.tolist()])
-        batch = Batch(
-            each(inputs, lambda tensor: tensor.index_select(0, chosen.to(tensor.device))),
-            indices,
-            {WEIGHT: weights[chosen]},
-            position=position,
-            train=train,
-        )
-        return Admitted(batch, counts), labels
+        counts = (weights > 0).cpu()
+        counting = [one for one, counted in zip(plain(y), counts, strict=True) if counted]
+        indices, labels = self.labels.meet(counting)
+        return Admitted(replace(batch[counts], labels=indices), counts), labels
 
     def _outputs_for(self, batch: Batch, try_out: Callable[[Inputs], Outputs]) -> Outputs | None:
         """What the model gives, where it has to be tried out; labels without output are refused."""
@@ -143,12 +134,11 @@ class Intake:
                     f"grow({largest + 1}) of the head first, if there are so many classes."
                 )
 
-    def forget(self, label: Any) -> int:
-        """The index of a label that is not to be known any more; refused if it was never met."""
+    def index_of(self, label: Any) -> int:
+        """The index of a label that is to be forgotten; refused if it was never met."""
         (index,) = self.labels.find([label]).tolist()
         if index not in self.labels.met:
-            raise InputError(f"Learner.forget: label {label!r} was never met, or is forgotten.")
-        self.labels = self.labels.without(index)
+            raise InputError(f"forget: label {label!r} was never met, or is forgotten.")
         return int(index)
 
     def check(self, x: Any) -> Inputs:

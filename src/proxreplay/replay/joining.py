@@ -1,6 +1,6 @@
 """One stream batch from the shares that several processes were handed."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,21 +12,6 @@ from proxreplay.distributed import Processes
 from proxreplay.errors import InputError
 
 
-@dataclass(frozen=True)
-class _Share:
-    """What one process was handed."""
-
-    # inputs by name, labels that are numbers, and weights, one row per example each
-    tensors: dict[str, Tensor]
-    names: list[Any] | None  # labels that are not numbers
-
-    @property
-    def layout(self) -> dict[str, Any]:
-        """What has to be the same in all processes."""
-        kinds = {name: (one.dtype, tuple(one.shape[1:])) for name, one in self.tensors.items()}
-        return kinds if self.names is None else {**kinds, "labels": "names"}
-
-
 def joined(processes: Processes, x: Any, y: Any, weight: Any = None) -> tuple[Any, Any, Any, slice]:
     """The examples of all processes as one batch, and which of them are those of this process.
 
@@ -36,9 +21,13 @@ def joined(processes: Processes, x: Any, y: Any, weight: Any = None) -> tuple[An
         y: labels ``[n]``; None with a `Batch`.
         weight: of the examples, ``[n]``, or None.
     """
-    share = processes.together("learn", lambda: _share(x, y, weight))
-    n = len(next(iter(share.tensors.values())))
-    said = processes.tell((n, share.layout, share.names, _moment(x)))
+    own, names = processes.together("learn", lambda: _share(x, y, weight))
+    n = len(next(iter(own.values())))
+    layout: dict[str, Any] = {k: (one.dtype, tuple(one.shape[1:])) for k, one in own.items()}
+    if names is not None:
+        layout["labels"] = "names"
+    moment = (x.position, x.train) if isinstance(x, Batch) else None
+    said = processes.tell((n, layout, names, moment))
     counts = [count for count, *_ in said]
     for rank, (count, layout, _, moment) in enumerate(said):
         if (layout, moment) != said[0][1::2]:
@@ -47,21 +36,25 @@ def joined(processes: Processes, x: Any, y: Any, weight: Any = None) -> tuple[An
                 f"({layout}, {moment}) than process 0 ({said[0][1]}, {said[0][3]}); hand all "
                 "processes the same kind."
             )
-    rows = processes.gather(list(share.tensors.values()), counts)
-    tensors = dict(zip(share.tensors, rows, strict=True))
+    rows = processes.gather(list(own.values()), counts)
+    tensors = dict(zip(own, rows, strict=True))
     start = sum(counts[: processes.rank])
     labels: Any = tensors.pop("labels", None)
     if labels is None:
         labels = [name for _, _, names, _ in said for name in names or ()]
-    weights, own = tensors.pop("weight", None), slice(start, start + n)
+    weights, mine = tensors.pop("weight", None), slice(start, start + n)
     inputs = unnamed(tensors)
     if isinstance(x, Batch):
         extras = {} if weights is None else {"weight": weights}
-        return replace(x, inputs=inputs, labels=labels, extras=extras), None, None, own
-    return inputs, labels, weights, own
+        return replace(x, inputs=inputs, labels=labels, extras=extras), None, None, mine
+    return inputs, labels, weights, mine
 
 
-def _share(x: Any, y: Any, weight: Any) -> _Share:
+def _share(x: Any, y: Any, weight: Any) -> tuple[dict[str, Tensor], list[Any] | None]:
+    """What this process was handed, one row per example: tensors by name, labels by name.
+
+    Labels that are numbers are among the tensors, and so are weights.
+    """
     if isinstance(x, Batch):
         x, y, weight = x.inputs, x.labels, x.weight if weight is None else weight
     tensors = named(each(x, _tensor) if isinstance(x, dict | tuple) else _tensor(x))
@@ -80,12 +73,8 @@ def _share(x: Any, y: Any, weight: Any) -> _Share:
             f"Learner: {lengths} rows; with several processes, hand each a batch with one row per "
             "example, also for a single one."
         )
-    return _Share(tensors, names)
+    return tensors, names
 
 
 def _tensor(value: Any) -> Tensor:
     return torch.as_tensor(np.asarray(value) if isinstance(value, list) else value)
-
-
-def _moment(x: Any) -> Any:
-    return (x.position, x.train) if isinstance(x, Batch) else None

@@ -176,7 +176,7 @@ class Learner(Saving, Admitting):
         self.model.train()
         with self.together.randomness(self):
             for step in range(self.steps_per_batch):
-                with guard, self.together.sharing(self.provider.models, len(incoming)):
+                with guard.step(), self.together.sharing(self.provider.models, len(incoming)):
                     batch = self.views.of(incoming, "incoming")
                     drawn = self.provider.replay(self.views, self.replay_batch)
                     batch, replay = self.provider.taught(batch, drawn)
@@ -253,10 +253,11 @@ class Learner(Saving, Admitting):
             if self.companion is not None:
                 self.companion.statistic.fold_()
         else:
-            index = self.intake.forget(label)
+            index = self.intake.index_of(label)
+            self.intake.labels = self.intake.labels.without(index)
             removed = self.memory.remove_class(index)
             for head in self.heads:
-                head.deactivate(index)
+                head.active[index] = False
             if self.averaging is not None:
                 self.averaging.follow_growth_()
             if self.companion is not None:

@@ -87,6 +87,8 @@ class ReplayLoss(Options, ABC):
         if self.class_weight is not None:
             incoming = with_class_weight(incoming, self.class_weight)
             replay = None if replay is None else with_class_weight(replay, self.class_weight)
+        if replay is None:
+            return cross_entropy(model(incoming.inputs), incoming)
         return self.value(model, incoming, replay)
 
     def __repr__(self) -> str:
@@ -96,9 +98,14 @@ class ReplayLoss(Options, ABC):
         options = ", ".join(f"{name}={value!r}" for name, value in shown.items())
         return f"{type(self).__name__}({options})"
 
+    @property
+    def needs(self) -> Needs:
+        """What it asks for beyond inputs and labels."""
+        return Needs()
+
     @abstractmethod
-    def value(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
-        """The loss, given weights that are those of the classes too."""
+    def value(self, model: nn.Module, incoming: Batch, replay: Batch) -> Tensor:
+        """The loss with something to replay, given weights that are those of the classes too."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,7 +114,7 @@ class Finetune(ReplayLoss):
 
     needs: ClassVar[Needs] = Needs(draws=0)
 
-    def value(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+    def value(self, model: nn.Module, incoming: Batch, replay: Batch) -> Tensor:
         """Mean cross-entropy of the incoming batch."""
         return cross_entropy(model(incoming.inputs), incoming)
 
@@ -116,12 +123,8 @@ class Finetune(ReplayLoss):
 class Er(ReplayLoss):
     """Experience replay: ``L = CE(B u M)``, the mean over all examples of one joint forward."""
 
-    needs: ClassVar[Needs] = Needs()
-
-    def value(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+    def value(self, model: nn.Module, incoming: Batch, replay: Batch) -> Tensor:
         """Mean cross-entropy over both batches."""
-        if replay is None:
-            return cross_entropy(model(incoming.inputs), incoming)
         logits = model(merged([incoming.inputs, replay.inputs]))
         return cross_entropy(logits, incoming, replay)
 
@@ -137,13 +140,10 @@ class ErAce(ReplayLoss):
     """
 
     alpha: Share = LossOptions.alpha
-    needs: ClassVar[Needs] = Needs()
 
-    def value(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+    def value(self, model: nn.Module, incoming: Batch, replay: Batch) -> Tensor:
         """Two forwards: incoming, replay."""
         logits: Tensor = model(incoming.inputs)
-        if replay is None:
-            return cross_entropy(logits, incoming)
         new = present(incoming.labels, logits.shape[1])
         within = cross_entropy(restricted(logits, new), incoming)
         replayed = cross_entropy(model(replay.inputs), replay)
@@ -169,13 +169,10 @@ class Lode(ReplayLoss):
 
     rho: Amount = LossOptions.rho
     classes_per_task: Count | None = None
-    needs: ClassVar[Needs] = Needs()
 
-    def value(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+    def value(self, model: nn.Module, incoming: Batch, replay: Batch) -> Tensor:
         """Two forwards: incoming, replay."""
         logits: Tensor = model(incoming.inputs)
-        if replay is None:
-            return cross_entropy(logits, incoming)
         new, beta_2 = self._split(incoming.labels, logits.shape[1])
         logits_new = restricted(logits, new)
         within = cross_entropy(logits_new, incoming)
@@ -214,11 +211,9 @@ class Derpp(ReplayLoss):
     logit_weight: Amount = LossOptions.logit_weight
     needs: ClassVar[Needs] = Needs(draws=2, stored_logits=True)
 
-    def value(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+    def value(self, model: nn.Module, incoming: Batch, replay: Batch) -> Tensor:
         """Three forwards: incoming, first draw, second draw."""
         new = cross_entropy(model(incoming.inputs), incoming)
-        if replay is None:
-            return new
         half = len(replay) // 2
         first, second = replay[:half], replay[half:]
         stored = extra(first, "logits", "Derpp")
@@ -250,11 +245,9 @@ class DerppSnapshot(ReplayLoss):
         """A teacher."""
         return Needs(teacher_every=self.every)
 
-    def value(self, model: nn.Module, incoming: Batch, replay: Batch | None) -> Tensor:
+    def value(self, model: nn.Module, incoming: Batch, replay: Batch) -> Tensor:
         """Two forwards: incoming, replay."""
         new = cross_entropy(model(incoming.inputs), incoming)
-        if replay is None:
-            return new
         logits = model(replay.inputs)
         teacher = extra(replay, "teacher", "DerppSnapshot")
         distance = logit_distance(logits, teacher, replay.weight)

@@ -166,13 +166,15 @@ class Memory:
             )
         rows = self._rows(batch)
         self._fit_capacity(rows)
-        labels = batch.labels.tolist()
         ids = range(self._next_id, self._next_id + len(batch))
-        stored, gone = self._elect(ids, labels, self._weights(ids, generator))
+        stored, gone = self._elect(ids, batch.labels.tolist(), self._weights(ids, generator))
         if stored or gone:
-            self._discount(gone)
-            self._counts.update(labels[i - ids.start] for i in stored)
-            self._storage.exchange(gone, stored, _select(rows, ids, stored), self.capacity)
+            if gone:
+                self._counts -= Counter(self._labels_of(gone))
+            kept = torch.tensor(stored, dtype=torch.int64) - ids.start
+            self._counts.update(batch.labels[kept].tolist())
+            chosen = {name: row[kept] for name, row in rows.items()}
+            self._storage.exchange(gone, stored, chosen, self.capacity)
         self._next_id = ids.stop
         self._batches += 1
         self._changes += 1
@@ -221,23 +223,24 @@ class Memory:
         Where the memory is a uniform sample, what is left is one of everything seen and not
         removed, and the places that became free are filled only as fast as keeps it so.
         """
+        return self._delete([i for i in self.given_out(ids) if i in self])
+
+    def given_out(self, ids: Tensor | Iterable[int]) -> set[int]:
+        """Ids, whether they are stored any more or not; refused if one was never given out."""
         given = ids.tolist() if isinstance(ids, Tensor) else ids
         try:
             wanted = {index(i) for i in ([given] if isinstance(given, int) else given)}
         except TypeError as error:
             raise InputError(
-                f"{self._name}.remove: {ids!r:.80} are no ids; give whole numbers."
+                f"{self._name}: {ids!r:.80} are no ids; give whole numbers."
             ) from error
         unknown = sorted(i for i in wanted if not 0 <= i < self._next_id)
         if unknown:
             raise InputError(
-                f"{self._name}.remove: ids {unknown[:10]} were never given out; the last one was "
+                f"{self._name}: ids {unknown[:10]} were never given out; the last one was "
                 f"{self._next_id - 1}. Nothing was removed."
             )
-        gone = [i for i in wanted if i in self]
-        if gone:
-            self._delete(gone)
-        return len(gone)
+        return wanted
 
     def remove_class(self, label: int) -> int:
         """Delete the examples of a class; returns how many were stored.
@@ -250,10 +253,8 @@ class Memory:
                 "delete through the learner: learner.forget(label=...)."
             )
         labels = self._storage.tensors["labels"][: len(self)].tolist() if len(self) else []
-        gone = [i for i, other in zip(self._storage.ids, labels, strict=True) if other == label]
-        if gone:
-            self._delete(gone)
-        return len(gone)
+        pairs = zip(self._storage.ids, labels, strict=True)
+        return self._delete([i for i, other in pairs if other == label])
 
     def to(self, device: torch.device | str) -> Self:
         """Move the examples to another device."""
@@ -292,7 +293,7 @@ class Memory:
                 f"{self._name}.load_state_dict: of a memory in parts only process 0 has the whole "
                 "state; load what it has saved."
             )
-        storage = self._storage.fresh()
+        storage = storage_for(self.shared_by, self._storage.device)
         groups = {name: Group(bar=bar) for name, bar in state["bars"].items()}
         counts: Counter[int] = Counter()
         if fields:
@@ -384,20 +385,16 @@ class Memory:
         found: list[int] = labels.index_select(0, slots.to(labels.device)).tolist()
         return found
 
-    def _discount(self, gone: list[int]) -> None:
-        for label in self._labels_of(gone) if gone else ():
-            self._counts[label] -= 1
-            if self._counts[label] == 0:
-                del self._counts[label]
-
-    def _delete(self, gone: list[int]) -> None:
-        """Take stored examples out of their groups and overwrite their rows."""
-        leaving = set(gone)
-        for name in {self._group_of(label) for label in self._labels_of(gone)} & set(self._groups):
-            self._groups[name].remove(leaving)
-        self._discount(gone)
-        self._storage.exchange(gone)
-        self._changes += 1
+    def _delete(self, gone: list[int]) -> int:
+        """Take stored examples out of their groups and overwrite their rows; says how many."""
+        if gone:
+            labels, leaving = self._labels_of(gone), set(gone)
+            for name in {self._group_of(label) for label in labels} & set(self._groups):
+                self._groups[name].remove(leaving)
+            self._counts -= Counter(labels)
+            self._storage.exchange(gone)
+            self._changes += 1
+        return len(gone)
 
 
 class ClassBalancedMemory(Memory):
@@ -453,14 +450,6 @@ class UnlimitedMemory(Memory):
 
     def _weights(self, ids: range, generator: torch.Generator) -> list[float]:
         return []
-
-
-def _select(rows: dict[str, Tensor], ids: range, stored: list[int]) -> dict[str, Tensor]:
-    """The rows of those examples that are stored."""
-    if len(stored) == len(ids):
-        return rows
-    chosen = torch.tensor([i - ids.start for i in stored], dtype=torch.int64)
-    return {name: row.index_select(0, chosen.to(row.device)) for name, row in rows.items()}
 
 
 def _batch(fields: dict[str, Tensor]) -> Batch:

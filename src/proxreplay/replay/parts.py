@@ -59,8 +59,8 @@ def check_parts(
     loss: Any,
     averaging: Any,
     transform: Any,
-    call: Any = None,
-    companion: Any = None,
+    call: Any,
+    companion: Any,
 ) -> None:
     """See that every part is what it should be and that they belong together."""
     if not isinstance(model, nn.Module):
@@ -76,20 +76,19 @@ def check_parts(
             f"Learner: {type(memory).__name__} is a rule and stands where the memory goes; hand it "
             "in as rule=..."
         )
-    if memory is not None and not isinstance(memory, Memory):
-        raise _wrong("memory", memory, "a memory, such as ClassBalancedMemory(2000)")
-    if rule is not None and not isinstance(rule, GradientRule):
-        raise _wrong("rule", rule, "a GradientRule, such as LPR(model)")
     if not _takes_three(loss):
         raise _wrong("loss", loss, "a function of (model, incoming, replay), such as proxreplay.er")
-    if averaging is not None and not isinstance(averaging, EMA | AveragingOptions):
-        raise _wrong("averaging", averaging, "AveragingOptions(momentum) or an EMA")
-    if companion is not None and not isinstance(companion, CompanionOptions):
-        raise _wrong("companion", companion, "CompanionOptions(weight), or None")
-    if transform is not None and not callable(transform):
-        raise _wrong("transform", transform, "a function of (inputs, generator)")
-    if call is not None and not callable(call):
-        raise _wrong("call", call, "a function of (model, inputs) that gives logits")
+    wanted_kinds: list[tuple[str, Any, Any, str]] = [
+        ("memory", memory, Memory, "a memory, such as ClassBalancedMemory(2000)"),
+        ("rule", rule, GradientRule, "a GradientRule, such as LPR(model)"),
+        ("averaging", averaging, EMA | AveragingOptions, "AveragingOptions(momentum) or an EMA"),
+        ("companion", companion, CompanionOptions, "CompanionOptions(weight), or None"),
+        ("transform", transform, Callable, "a function of (inputs, generator)"),
+        ("call", call, Callable, "a function of (model, inputs) that gives logits"),
+    ]
+    for part, value, kind, wanted in wanted_kinds:
+        if value is not None and not isinstance(value, kind):
+            raise _wrong(part, value, wanted)
     online = averaging.online if isinstance(averaging, EMA) else None
     for part, its_model in (("averaging", online), ("rule", getattr(rule, "model", None))):
         if its_model is not None and set(its_model.parameters()) != set(model.parameters()):
@@ -109,15 +108,13 @@ def check_parts(
 
 
 def _takes_three(loss: Any) -> bool:
-    if not callable(loss):
-        return False
     try:
         signature = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
         signature.bind(None, None, None)
     except TypeError:
         return False
     except ValueError:  # no signature to be had
-        return True
+        pass
     return True
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from proxreplay.batch import Inputs, each
 from proxreplay.errors import InputError
@@ -54,12 +54,10 @@ class Placement:
 
     def ordered(self, inputs: Inputs) -> Inputs:
         """Inputs in the order of memory that the model is kept in."""
-        return each(inputs, self._ordered) if self.channels_last else inputs
-
-    def _ordered(self, tensor: Tensor) -> Tensor:
-        if tensor.ndim != 4:
-            return tensor
-        return tensor.contiguous(memory_format=torch.channels_last)
+        if not self.channels_last:
+            return inputs
+        nhwc = torch.channels_last
+        return each(inputs, lambda x: x.contiguous(memory_format=nhwc) if x.ndim == 4 else x)
 
 
 def usable_device(device: torch.device | str) -> torch.device:

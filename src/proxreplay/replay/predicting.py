@@ -120,8 +120,7 @@ class Predictor:
         self, x: Any, predictors: Sequence[str], batch_size: int | None = None
     ) -> dict[str, Tensor]:
         """Logits by predictor, as in `logits`; networks and companion are asked at most once."""
-        average, companion = self.averaging, self.companion
-        own = "online" if average is None else average.options.predict
+        average, companion, own = self.averaging, self.companion, self._own
         asked = {own if name == "joint" else name for name in predictors} - {"companion"}
         found: dict[str, Tensor] = {}
         if asked - {"average"}:
@@ -138,30 +137,31 @@ class Predictor:
                 found["joint"] = companion.joined(found[own], alone)
         return {name: found[name] for name in predictors}
 
-    def _predictor(self, name: str | None, *, online: bool = False) -> str:
+    def _predictor(self, name: str | None, *, online: bool) -> str:
         """The predictor of that name; for None, the learner's own."""
         if online and name not in (None, "online"):
             raise InputError(f"Learner: online=True, but predictor={name!r}; give one of the two.")
-        name = "online" if online else name
-        if self.companion is not None and name in (None, *COMPANY):
-            return name or "joint"
-        if name in COMPANY:
+        if online:
+            name = "online"
+        elif name is None:
+            name = self._own if self.companion is None else "joint"
+        if self.companion is None and name in COMPANY:
             raise InputError(
                 f"Learner: predictor={name!r}, but there is no companion; make the learner with "
                 "companion=CompanionOptions()."
             )
-        if name is not None:
-            one_of(
-                PREDICTORS if self.companion is None else (*PREDICTORS, *COMPANY), predictor=name
-            )
-        if self.averaging is not None:
-            return self.averaging.options.predict if name is None else name
-        if name not in (None, "online"):
+        one_of((*PREDICTORS, *COMPANY) if self.companion else PREDICTORS, predictor=name)
+        if self.averaging is None and name not in ("online", *COMPANY):
             raise InputError(
                 f"Learner: predictor={name!r}, but there is no average of the weights; make the "
                 "learner with averaging=AveragingOptions()."
             )
-        return "online"
+        return name
+
+    @property
+    def _own(self) -> str:
+        """The predictor of the networks by themselves."""
+        return "online" if self.averaging is None else self.averaging.options.predict
 
     def _logits(self, model: nn.Module, x: Any, batch_size: int | None) -> Tensor:
         with evaluating(model), as_written():
@@ -262,9 +262,9 @@ class Predictor:
         """What the model gives for inputs it has never seen."""
         seen = self._see(inputs)
         outputs: list[Any] = []
-        hook = self.model.register_forward_hook(lambda module, args, out: outputs.append(out))
+        watch = self.model.register_forward_hook(lambda module, args, out: outputs.append(out))
         try:
-            with untouched(self.model):
+            with watch, untouched(self.model):
                 logits = logits_of(self.model, seen, self.call)
         except MODEL_ERRORS as error:
             if isinstance(error, InputError) and outputs:
@@ -274,8 +274,6 @@ class Predictor:
                 "give what it was built for (a dict of its keyword arguments, or a tuple), a "
                 "transform from one to the other, or say how it is called with call=..."
             ) from error
-        finally:
-            hook.remove()
         if logits.ndim != 2:
             raise InputError(
                 f"Learner: for one input the model gives {list(logits.shape)}; let it give logits "

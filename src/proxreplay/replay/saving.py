@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from proxreplay.replay.learner import Learner
 
 _OWN = "proxreplay."
-MEMORIES = (ClassBalancedMemory, ReservoirMemory, RingMemory)
+MEMORIES: dict[str, type[Memory]] = {
+    cls.__name__: cls for cls in (ClassBalancedMemory, ReservoirMemory, RingMemory, UnlimitedMemory)
+}
 OPTIONS = (
     *("lr", "steps_per_batch", "replay_batch", "refresh_every", "refresh_samples"),
     *("refresh_augment", "channels_last", "seed"),
@@ -66,7 +68,18 @@ class Saving:
 
         If anything does not fit, this learner stays as it was.
         """
-        load_state_(cast("Learner", self), state)
+        learner, own = cast("Learner", self), state["learner"]
+        check_same(
+            {**own["options"], **named_now(own["parts"])}, {**_options(learner), **_parts(learner)}
+        )
+        # without the memory, which may be large, takes all or nothing, and comes last
+        mine = copy.deepcopy(state_of(learner, memory=False))
+        try:
+            _load_all_but_memory_(learner, state)
+            learner.memory.load_state_dict(state["memory"])
+        except BaseException:
+            _load_all_but_memory_(learner, mine)
+            raise
 
     def save(self, path: Path | str) -> None:
         """Write the learner to a ``.safetensors`` file, or to ``state.safetensors`` in a folder.
@@ -101,8 +114,32 @@ class Saving:
         saved either.
         """
         state = load_state(Path(path))
-        parts = rebuilt(state, model, memory, rule, loss, optimizer, transform, call)
-        learner = cls(**parts | {"device": device, "compile": compile})
+        own = state["learner"]
+        parts, options = named_now(own["parts"]), dict(own["options"])
+        if model is None:
+            if own["recipe"] is None:
+                raise InputError(
+                    "Learner.load: this learner was saved with a network of your own; build it "
+                    "again and hand it in as model=..."
+                )
+            model = build_again(own["recipe"])
+        if optimizer is not None:
+            del options["lr"]
+        average, companion = state.get("averaging"), state.get("companion")
+        learner: Self = cast(Any, cls)(
+            model,
+            _memory(state["memory"]) if memory is None else memory,
+            _rule(parts["rule"], model, rule),
+            loss=_part("loss", parts["loss"], loss),
+            averaging=None if average is None else options_of(average),
+            companion=None if companion is None else CompanionOptions(**companion["options"]),
+            optimizer=optimizer,
+            transform=_part("transform", parts["transform"], transform),
+            call=_part("call", parts.get("call"), call),
+            device=device,
+            compile=compile,
+            **options,
+        )
         learner.load_state_dict(state)
         return learner
 
@@ -131,22 +168,6 @@ def state_of(learner: "Learner", *, memory: bool = True) -> dict[str, Any]:
     return {"learner": own, **present}
 
 
-def load_state_(learner: "Learner", state: dict[str, Any]) -> None:
-    """Put a saved state in place of a learner's; if anything does not fit, it stays as it was."""
-    own = state["learner"]
-    check_same(
-        {**own["options"], **named_now(own["parts"])}, {**_options(learner), **_parts(learner)}
-    )
-    # without the memory, which may be large, takes all or nothing, and comes last
-    mine = copy.deepcopy(state_of(learner, memory=False))
-    try:
-        _load_all_but_memory_(learner, state)
-        learner.memory.load_state_dict(state["memory"])
-    except BaseException:
-        _load_all_but_memory_(learner, mine)
-        raise
-
-
 def _load_all_but_memory_(learner: "Learner", state: dict[str, Any]) -> None:
     before = [list(head.parameters()) for head in learner.heads]
     try:
@@ -160,12 +181,10 @@ def _load_all_but_memory_(learner: "Learner", state: dict[str, Any]) -> None:
             replace_in_optimizer_(learner.optimizer, old, list(head.parameters()))
     # a copy: the optimizer would go on with the very tensors it is given
     learner.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-    if learner.rule is not None:
-        learner.rule.load_state_dict(state["rule"])
-    if learner.averaging is not None:
-        learner.averaging.load_state_dict(state["averaging"])
-    if learner.companion is not None:
-        learner.companion.load_state_dict(state["companion"])
+    for name in ("rule", "averaging", "companion"):
+        part = getattr(learner, name)
+        if part is not None:
+            part.load_state_dict(state[name])
     if learner.provider.teacher is not None:
         learner.provider.take_snapshot().load_state_dict(state["teacher"])
     own = state["learner"]
@@ -174,44 +193,6 @@ def _load_all_but_memory_(learner: "Learner", state: dict[str, Any]) -> None:
     learner.intake.load_state_dict(own)
     for name, rng in own["generators"].items():
         learner.views.generators[name].set_state(rng)
-
-
-def rebuilt(
-    state: dict[str, Any],
-    model: nn.Module | None,
-    memory: Memory | None,
-    rule: Any,
-    loss: Any,
-    optimizer: Any,
-    transform: Any,
-    call: Any = None,
-) -> dict[str, Any]:
-    """The arguments of a learner like the saved one; what is not handed in is built again."""
-    own = state["learner"]
-    parts, options = named_now(own["parts"]), dict(own["options"])
-    if model is None:
-        if own["recipe"] is None:
-            raise InputError(
-                "Learner.load: this learner was saved with a network of your own; build it again "
-                "and hand it in as model=..."
-            )
-        model = build_again(own["recipe"])
-    if optimizer is not None:
-        del options["lr"]
-    return {
-        "model": model,
-        "memory": _memory(state["memory"]) if memory is None else memory,
-        "rule": _rule(parts["rule"], model, rule),
-        "loss": _part("loss", parts["loss"], loss),
-        "averaging": options_of(state["averaging"]) if "averaging" in state else None,
-        "companion": CompanionOptions(**state["companion"]["options"])
-        if "companion" in state
-        else None,
-        "optimizer": optimizer,
-        "transform": _part("transform", parts["transform"], transform),
-        "call": _part("call", parts.get("call"), call),
-        **options,
-    }
 
 
 def _options(learner: "Learner") -> dict[str, Any]:
@@ -287,17 +268,14 @@ def _part(argument: str, description: Any, given: Any) -> Any:
 
 def _memory(state: dict[str, Any]) -> Memory:
     """An empty memory of the kind and capacity of a saved one."""
-    if state["kind"] == UnlimitedMemory.__name__:
-        return UnlimitedMemory()
-    for cls in MEMORIES:
-        if cls.__name__ == state["kind"]:
-            limits = ("capacity", "capacity_bytes")  # with the latter, the former follows from it
-            limit = limits[state["capacity_bytes"] is not None]
-            return cls(**{limit: state[limit]})
-    raise InputError(
-        f"Learner.load: the learner was saved with memory '{state['kind']}'; hand it in as "
-        "memory=..."
-    )
+    if state["kind"] not in MEMORIES:
+        raise InputError(
+            f"Learner.load: the learner was saved with memory '{state['kind']}'; hand it in as "
+            "memory=..."
+        )
+    # a capacity in bytes decides that in examples
+    limits = [name for name in ("capacity_bytes", "capacity") if state[name] is not None]
+    return MEMORIES[state["kind"]](**{name: state[name] for name in limits[:1]})
 
 
 def _rule(description: Any, model: nn.Module, given: Any) -> Any:

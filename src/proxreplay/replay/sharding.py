@@ -20,20 +20,12 @@ class ShardedStorage(Storage):
     Which rows there are, in which slots, and their labels, all processes know, in the same way as
     if each kept all of it. So the same draws give the same rows. Every process has to make the same
     calls in the same order; `gather` is a message.
-
-    Args:
-        processes: that keep the rows.
-        device: as for `Storage`.
     """
 
     def __init__(self, processes: Processes, device: torch.device | None = None) -> None:
         super().__init__(device)
         self.processes = processes
         self.part = Storage(device)  # what only this process keeps
-
-    def fresh(self) -> "ShardedStorage":
-        """An empty one like this."""
-        return ShardedStorage(self.processes, self.device)
 
     @property
     def fields(self) -> Fields:
@@ -49,13 +41,10 @@ class ShardedStorage(Storage):
         self, gone: Ids, ids: Ids = (), rows: Fields | None = None, limit: int | None = None
     ) -> None:
         """As `Storage.exchange`; each process takes its own rows out of all of them."""
-        some, own = rows or {}, [i for i, one in enumerate(ids) if self._owner(one) == self._rank]
+        some, rank = rows or {}, self.processes.rank
+        own = [i for i, one in enumerate(ids) if self._owner(one) == rank]
         chosen = torch.tensor(own, dtype=torch.int64)
-        mine = {
-            name: row.index_select(0, chosen.to(row.device))
-            for name, row in some.items()
-            if name not in EVERYWHERE
-        }
+        mine = {name: row[chosen] for name, row in some.items() if name not in EVERYWHERE}
         leaving = [one for one in gone if one in self.part.slots]
         super().exchange(gone, ids, {n: r for n, r in some.items() if n in EVERYWHERE}, limit)
         self.part.exchange(leaving, [ids[i] for i in own], mine)
@@ -70,7 +59,7 @@ class ShardedStorage(Storage):
             return found
         chosen = self.ids[slots] if isinstance(slots, slice) else [self.ids[s] for s in slots]
         owners = [self._owner(identity) for identity in chosen]
-        mine = [i for i, owner in zip(chosen, owners, strict=True) if owner == self._rank]
+        mine = [i for i, owner in zip(chosen, owners, strict=True) if owner == self.processes.rank]
         if self.processes.alone and len(self.part) < len(self):
             raise InputError(
                 "memory: most of its rows are in processes that are not there any more; copy a "
@@ -96,10 +85,6 @@ class ShardedStorage(Storage):
         """Move all rows to another device."""
         super().to(device)
         self.part.to(device)
-
-    @property
-    def _rank(self) -> int:
-        return self.processes.rank
 
     def _owner(self, identity: int) -> int:
         return identity % self.processes.size

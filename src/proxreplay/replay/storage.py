@@ -33,10 +33,6 @@ class Storage:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def fresh(self) -> "Storage":
-        """An empty one like this."""
-        return Storage(self.device)
-
     @property
     def fields(self) -> Fields:
         """What is stored of every row."""
@@ -173,9 +169,7 @@ class Storage:
         index = torch.tensor(targets, dtype=torch.int64, device=self.device)
         for name, row in rows.items():
             tensor = self.tensors[name]
-            if row.ndim > 1:
-                row = _pad(row, tensor.shape[-1])
-            tensor.index_copy_(0, index, row.to(self.device))
+            tensor.index_copy_(0, index, _pad(row, tensor.shape[-1]).to(self.device))
         self.ids.extend([-1] * (1 + max(targets, default=-1) - len(self.ids)))
         for slot, identity in zip(targets, ids, strict=True):
             self.ids[slot] = identity

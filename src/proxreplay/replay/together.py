@@ -105,13 +105,10 @@ class Together:
                 "are the same, or use replicated=False for shares."
             )
 
-    def sharing(
-        self, models: Iterable[nn.Module | None], rows: int
-    ) -> AbstractContextManager[None]:
+    def sharing(self, models: Iterable[nn.Module], rows: int) -> AbstractContextManager[None]:
         """Let calls of these models inside be made by all processes, with a share of rows each."""
         self._rows = rows
-        present = [model for model in models if model is not None]
-        return shared_calls(present, self.processes.holding(replicated=True))
+        return shared_calls(models, self.processes.holding(replicated=True))
 
     @torch.no_grad()
     def average_(self, model: nn.Module) -> None:

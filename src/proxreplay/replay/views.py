@@ -69,10 +69,10 @@ class Provider:
             self.take_snapshot()
 
     @property
-    def models(self) -> list[nn.Module | None]:
+    def models(self) -> list[nn.Module]:
         """All that a step may call."""
         average = None if self.averaging is None else self.averaging.model
-        return [self.model, self.teacher, average]
+        return [model for model in (self.model, self.teacher, average) if model is not None]
 
     def replay(self, views: Views, n: int) -> Batch | None:
         """As many draws of ``n`` remembered examples as the loss asks for."""

@@ -77,13 +77,12 @@ def as_class_weight(given: Any) -> tuple[tuple[int, float], ...] | None:
 
 def with_class_weight(batch: Batch, class_weight: Sequence[tuple[int, float]]) -> Batch:
     """The batch, every weight multiplied with that of its class."""
-    table = [1.0] * (
-        max((output for output, _ in class_weight), default=-1) + 2
-    )  # the last: others
+    largest = max((output for output, _ in class_weight), default=-1)
+    table = [1.0] * (largest + 2)  # the last: others
     for output, weight in class_weight:
         table[output] = weight
     weights = torch.tensor(table, device=batch.labels.device)
-    weights = weights[batch.labels.clamp(max=len(table) - 1)]
+    weights = weights[batch.labels.clamp(max=largest + 1)]
     return batch.with_extras(weight=weights if batch.weight is None else weights * batch.weight)
 
 

@@ -40,15 +40,9 @@ class Admission:
     def admit(
         self, x: Any, y: Any, sample_weight: Any, keys: Keys, *, train: bool, token: bytes | None
     ) -> Event:
-        """The event of a batch; raises as the learner would.
+        """The event of a batch, as for `DurableLearner.learn`; raises as the learner would.
 
-        Args:
-            x: see `Learner.learn`.
-            y: see `Learner.learn`.
-            sample_weight: see `Learner.learn`; 0 is refused, because keys name every example.
-            keys: see `DurableLearner.learn`.
-            train: whether to learn from it, or only to remember it.
-            token: see `Event`.
+        A ``sample_weight`` of 0 is refused, because keys name every example.
         """
         body: dict[str, Any] = {}
 

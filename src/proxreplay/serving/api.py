@@ -81,13 +81,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
 
 
 class Endpoints:
-    """One method per path; what is common to all is in `_answer`.
-
-    Args:
-        service: that answers.
-        access: who may.
-        app: gets the paths.
-    """
+    """One method per path, which ``app`` gets; what is common to all is in `_answer`."""
 
     def __init__(self, service: Service, access: Access, app: FastAPI) -> None:
         self.service = service
@@ -130,8 +124,7 @@ class Endpoints:
 
         decoded = None
         if bodies.are_images(asked.inputs):  # other predictions do not wait for this
-            decode = functools.partial(self._inputs, asked, predictor)
-            decoded = await self._in(self._writing, decode)
+            decoded = await self._in(self._writing, self._inputs, asked, predictor)
 
         def work() -> tuple[Any, dict[str, Any]]:
             inputs = self._inputs(asked, predictor) if decoded is None else decoded
@@ -139,7 +132,7 @@ class Endpoints:
 
         inputs, answer = await self._in(self._predicting, work)
         if keep is not None:
-            await self._in(self._writing, functools.partial(keep, inputs))
+            await self._in(self._writing, keep, inputs)
         return _json(answer)
 
     async def learn(self, request: Request) -> Response:
@@ -181,16 +174,12 @@ class Endpoints:
     async def forget(self, request: Request) -> Response:
         """Delete examples from memory, snapshots and events."""
         asked = await self._body(request, ForgetRequest)
-        forget = self.service.durable.forget
-        work = functools.partial(forget, label=asked.label, ids=asked.ids, key=asked.key)
-        return _json(outcome_of(await self._in(self._writing, work)))
+        return await self._change(self.service.durable.forget, **dict(asked))
 
     async def rollback(self, request: Request) -> Response:
         """Go back to a snapshot or event."""
         asked = await self._body(request, RollbackRequest)
-        durable = self.service.durable
-        work = functools.partial(durable.rollback, asked.to, asked.reason)
-        return _json(outcome_of(await self._in(self._writing, work)))
+        return await self._change(self.service.durable.rollback, **dict(asked))
 
     async def snapshot(self, request: Request) -> Response:
         """Write a snapshot now."""
@@ -201,7 +190,11 @@ class Endpoints:
     async def resume(self, request: Request) -> Response:
         """Learn again after a guard has stopped learning."""
         await self._body(request, None)
-        return _json(outcome_of(await self._in(self._writing, self.service.durable.resume)))
+        return await self._change(self.service.durable.resume)
+
+    async def _change(self, change: Callable[..., Outcome], **asked: Any) -> Response:
+        work = functools.partial(change, **asked)
+        return _json(outcome_of(await self._in(self._writing, work)))
 
     # --- looking ----------------------------------------------------------------------------------
 
@@ -246,7 +239,7 @@ class Endpoints:
             raise HTTPException(404, f"there is no event {text}; the newest is {durable.log.last}")
         if int(text) > durable.applied:
             return _json({"sequence": int(text), "applied": False})
-        outcome = await self._in(self._writing, functools.partial(durable.outcome, int(text)))
+        outcome = await self._in(self._writing, durable.outcome, int(text))
         return _json({"applied": True} | outcome_of(outcome))
 
     async def docs(self, request: Request) -> Response:
@@ -298,8 +291,8 @@ class Endpoints:
 
         return answer
 
-    async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
+    async def _in(self, pool: ThreadPoolExecutor, work: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
 
     async def _body(self, request: Request, model: type[_Model] | None) -> _Model:
         """The body of a request, checked; raises what the client is told."""

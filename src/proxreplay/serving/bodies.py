@@ -4,17 +4,16 @@ import base64
 import binascii
 import hashlib
 import json
-import math
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from proxreplay.batch import WHOLE
+from proxreplay.data.arrays import read_npy
 from proxreplay.data.images import decode
 from proxreplay.errors import DataError, InputError
 from proxreplay.models.recipes import recipe_of
@@ -23,7 +22,6 @@ from proxreplay.replay.predicting import Predictor
 from proxreplay.serving.events import LONGEST
 
 NPY, JSON = "application/x-npy", "application/json"
-HEADER = 10_000  # bytes of the header of an array
 Name = Annotated[StrictStr, Field(min_length=1, max_length=LONGEST)]
 Integer = Annotated[StrictInt, Field(ge=-(2**63), le=2**63 - 1)]
 Sequence = Annotated[StrictInt, Field(ge=0, le=2**63 - 1)]
@@ -120,10 +118,10 @@ def array_of(inputs: Any, predictor: Predictor) -> Any:
     """
     if isinstance(inputs, list) and inputs and isinstance(inputs[0], Raw):
         if inputs[0].content_type == NPY:
-            return read_npy(inputs[0].data)
+            return _npy(inputs[0].data)
         return _image(inputs[0].data, image_shape(predictor), "the image")[None]
     if isinstance(inputs, Npy):
-        return read_npy(_from_base64(inputs.npy))
+        return _npy(_from_base64(inputs.npy))
     if isinstance(inputs, Images):
         shape = image_shape(predictor)
         if not inputs.images:
@@ -170,30 +168,11 @@ def are_images(inputs: Any) -> bool:
     return isinstance(inputs, Images)
 
 
-def read_npy(data: bytes) -> NDArray[Any]:
-    """The array in a ``.npy`` file; its size is checked before memory is taken.
-
-    >>> file = BytesIO()
-    >>> np.save(file, np.arange(3))
-    >>> read_npy(file.getvalue())
-    array([0, 1, 2])
-    """
-    opened = BytesIO(data)
+def _npy(data: bytes) -> NDArray[Any]:
     try:
-        version = npy.read_magic(opened)
-        if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"version {version}")
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, dtype = read(opened, max_header_size=HEADER)
-    except Exception as error:  # numpy raises all kinds of errors on damaged headers
-        raise InputError(f"not a .npy file ({error}); write it with numpy.save.") from error
-    if dtype.hasobject or dtype.kind not in "fiub":
-        raise InputError(f"a .npy file of dtype {dtype}; give numbers.")
-    rest = len(data) - opened.tell()
-    if math.prod(shape) * dtype.itemsize != rest or any(size < 0 for size in shape):
-        raise InputError(f"a .npy file of shape {shape} {dtype} with {rest} bytes of data.")
-    array = np.frombuffer(data, dtype, offset=opened.tell()) if rest else np.empty(0, dtype)
-    return array.reshape(shape, order="F" if fortran else "C")
+        return read_npy(BytesIO(data), len(data), "the .npy file")
+    except DataError as error:
+        raise InputError(str(error)) from error
 
 
 def image_shape(predictor: Predictor) -> tuple[int, int]:

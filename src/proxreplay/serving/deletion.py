@@ -22,16 +22,9 @@ def rewrite_snapshots_(
 ) -> set[int]:
     """Delete examples from every snapshot that holds them; the learner is left as it is.
 
-    A snapshot that cannot be read cannot be shown to be clean, so it is removed. Returns the ids of
-    what was deleted.
-
-    Args:
-        learner: whose state is that of the snapshot ``current``; it is lent to older states.
-        snapshots: of the folder.
-        log: of the folder.
-        current: the newest snapshot, which is clean.
-        body: of the deletion: ``ids`` or ``label``.
-        threads: see `Snapshots.save`.
+    A snapshot that cannot be read cannot be shown to be clean, so it is removed. ``current`` is the
+    newest one, which is clean; the learner has its state, and is lent to older ones. ``body`` is
+    that of the deletion: ``ids`` or ``label``. Returns the ids of what was deleted.
     """
     known, removed = log.snapshots(), set[int]()
     with learner._lock:
@@ -45,10 +38,11 @@ def rewrite_snapshots_(
                     snapshots.remove([sequence])
                     log.drop_snapshots([sequence])
                     continue
-                if not _holds(state, body):
+                concerned = _within(state, body)
+                if concerned is None:
                     continue
                 learner.load_state_dict(state)
-                learner.forget(**_limited(body, state))
+                learner.forget(**concerned)
                 removed |= ids_in(state).difference(learner.memory.ids.tolist())
                 snapshots.save(learner, sequence, threads)
                 time, good, _ = known.get(sequence, (0.0, False, ()))
@@ -64,19 +58,14 @@ def ids_in(state: dict[str, Any]) -> set[int]:
     return set(fields["id"].tolist()) if fields else set()
 
 
-def _holds(state: dict[str, Any], body: dict[str, Any]) -> bool:
+def _within(state: dict[str, Any], body: dict[str, Any]) -> dict[str, Any] | None:
+    """A deletion as far as it concerns a snapshot; None if it does not."""
     if "ids" in body:
-        return not ids_in(state).isdisjoint(body["ids"])
+        ids = ids_in(state).intersection(body["ids"])
+        return {"ids": sorted(ids)} if ids else None
     labels = state["learner"]["labels"]
-    label = body["label"]
-    return label in (labels["names"] if labels["kind"] == "names" else labels["met"])
-
-
-def _limited(body: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """A deletion without ids that a snapshot does not know."""
-    if "ids" not in body:
-        return body
-    return {"ids": sorted(ids_in(state).intersection(body["ids"]))}
+    known = labels["names"] if labels["kind"] == "names" else labels["met"]
+    return body if body["label"] in known else None
 
 
 def forgetting(
@@ -87,58 +76,37 @@ def forgetting(
     key: str | None,
     waiting: int,
 ) -> Event:
-    """The event of a deletion; refused if there is nothing it could mean. It names no key.
+    """The event of `DurableLearner.forget`; refused if there is nothing it could mean.
 
-    Args:
-        learner: everything is applied to it.
-        log: of the folder.
-        label: see `DurableLearner.forget`.
-        ids: see `DurableLearner.forget`.
-        key: see `DurableLearner.forget`.
-        waiting: how many inputs wait for their labels under the key.
+    It names no key. Everything is applied to the learner; ``waiting`` is how many inputs wait for
+    their labels under the key.
     """
     if sum(given is not None for given in (label, ids, key)) != 1:
         raise InputError("forget: give one of label=..., ids=... and key=...")
     if label is not None:
-        (index,) = learner.intake.labels.find([label]).tolist()
-        if index not in learner.intake.labels.met:
-            raise InputError(f"forget: label {label!r} was never met, or is forgotten.")
+        learner.intake.index_of(label)
         return Event("forget", {"label": label})
     if key is not None:
         found = log.ids_of(key)
         if not found and not waiting and not keyed_events(log, key):
             raise InputError(f"forget: no example has the key {key!r}.")
         return Event("forget", {"ids": found, "waiting": waiting})
-    numbers = sorted({int(i) for i in ids or ()})
-    unknown = [i for i in numbers if not 0 <= i < learner.memory.next_id]
-    if unknown or not numbers:
-        raise InputError(
-            f"forget: ids {unknown[:10]} were never given out; the newest is "
-            f"{learner.memory.next_id - 1}. Nothing was removed."
-        )
+    numbers = sorted(learner.memory.given_out(ids or ()))
+    if not numbers:
+        raise InputError("forget: ids=[]; give at least one.")
     return Event("forget", {"ids": numbers})
 
 
 def keyed_events(log: EventLog, key: str) -> list[int]:
     """The sequences of events whose data names a key."""
-    found = []
-    for sequence, _, _ in log.sizes():
-        row = log.row(sequence)
-        if row is not None and row.body is not None:
-            body = Event.body_from(row.body, f"{log.path}, event {sequence}")
-            if key in body.get("keys", ()):
-                found.append(sequence)
-    return sorted(found)
+    there = (sequence for sequence, _, _ in log.sizes())
+    return sorted(s for s in there if key in log.event(s).body.get("keys", ()))
 
 
 def findings(learner: "Learner", log: EventLog, snapshots: Snapshots, key: str) -> list[str]:
     """Where a key, its examples, or any example that was ever deleted is still to be found.
 
-    Args:
-        learner: the live one.
-        log: of the folder; all outcomes are in it.
-        snapshots: of the folder; every file is read.
-        key: of the examples.
+    All outcomes are in the log; every snapshot is read.
     """
     ids, gone = set(log.ids_of(key)), set(log.deleted())
     found = [f"the table of keys: {len(ids)} examples"] if ids else []

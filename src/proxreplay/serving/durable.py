@@ -161,15 +161,9 @@ class DurableLearner:
     ) -> Ticket:
         """Put a batch on disk; it is applied after all that came before.
 
-        Args:
-            x: see `learn`; None with ``kept``.
-            y: see `learn`.
-            sample_weight: see `learn`.
-            keys: see `learn`.
-            idempotency_key: see `learn`.
-            train: see `learn`.
-            kept: id of the inputs, see `keep`.
-            request: digest of what the caller was asked for; None for that of the arguments.
+        Arguments as for `learn`. ``kept`` is the id of inputs that are kept (see `keep`), instead
+        of ``x``; ``request`` a digest of what the caller was asked for, None for that of the
+        arguments.
 
         Raises:
             UnknownIdError: no input is kept under the id.

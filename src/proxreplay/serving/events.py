@@ -7,13 +7,12 @@ from typing import Any
 
 from proxreplay.errors import InputError
 from proxreplay.replay.inputs import as_tensors
-from proxreplay.serialization import from_bytes, to_bytes
+from proxreplay.serialization import to_bytes
 
 LEARN, REMEMBER = "learn", "remember"
 FORGET, ROLLBACK = "forget", "rollback"
 STOP, RESUME = "stop", "resume"
 MARK = "mark"  # changes nothing: gives a second snapshot of the same state a sequence of its own
-KINDS = (LEARN, REMEMBER, FORGET, ROLLBACK, STOP, RESUME, MARK)
 LONGEST = 200  # characters of a key
 Keys = str | Sequence[str] | None  # one per example, one for all, or none
 
@@ -23,7 +22,7 @@ class Event:
     """One change, with everything that applying it again needs.
 
     Args:
-        kind: one of `KINDS`.
+        kind: one of those above.
         body: what the kind needs. Tensors keep dtype and shape.
         note: a word about why, and where to; kept when the body is deleted.
         token: digest of the caller's idempotency key, or None.
@@ -33,15 +32,6 @@ class Event:
     body: dict[str, Any] = field(default_factory=dict)
     note: str | None = None
     token: bytes | None = None
-
-    def to_bytes(self) -> bytes:
-        """The body as it is stored: JSON and tensors, with a checksum."""
-        return to_bytes(self.body)
-
-    @staticmethod
-    def body_from(data: bytes, what: str) -> dict[str, Any]:
-        """The inverse of `to_bytes`."""
-        return from_bytes(data, what)
 
 
 @dataclass(frozen=True)

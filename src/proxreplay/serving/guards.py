@@ -35,12 +35,7 @@ class Guard:
         self._seen.extend(zip(outcome.classes, outcome.hits, strict=False))
 
     def judge(self, outcome: Outcome, labels: list[Any]) -> str | None:
-        """Take note of a batch; say what is wrong, or None.
-
-        Args:
-            outcome: of the newest event.
-            labels: that indices stand for, see `Predictor.labels`.
-        """
+        """Take note of a batch; say what is wrong, or None. ``labels``: see `Predictor.labels`."""
         if outcome.diverged and self.options.finite:
             return f"event {outcome.sequence} diverged: {outcome.refused}"
         self.observe(outcome)

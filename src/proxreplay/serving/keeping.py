@@ -15,12 +15,7 @@ from proxreplay.serving.timeline import Timeline
 
 
 class Keeping:
-    """Writes snapshots of a learner and removes what is not needed or not wanted any more.
-
-    Args:
-        timeline: the learner and its history.
-        options: the budgets.
-    """
+    """Writes snapshots of a learner and removes what is not needed or not wanted any more."""
 
     def __init__(self, timeline: Timeline, options: DurableOptions) -> None:
         self._now = timeline
@@ -44,12 +39,7 @@ class Keeping:
         return found
 
     def write_snapshot(self, time: float, good: bool) -> None:
-        """Write a snapshot, then drop what exceeds the budgets.
-
-        Args:
-            time: in seconds since 1970.
-            good: whether the guard is content.
-        """
+        """Write a snapshot (``good`` if the guard is content); drop what exceeds the budgets."""
         now = self._now
         now.flush()
         self._snapshots.save(now.learner, now.applied, torch.get_num_threads())
@@ -64,9 +54,7 @@ class Keeping:
         bases = {older}  # what opening the folder may begin with
         for sequence, _, _, _, there in self._log.kinds((ROLLBACK,)):
             if sequence > older and there:
-                row = self._log.row(sequence)
-                assert row is not None
-                bases.add(self._now.event(row).body["base"])
+                bases.add(self._log.event(sequence).body["base"])
         kept = [
             Kept(s, known[s][0] if s in known else 0.0, self._snapshots.nbytes(s))
             for s in sequences
@@ -105,9 +93,7 @@ class Keeping:
             return False
         self.write_snapshot(time, good)
         for sequence, *_ in owed:
-            row = self._log.row(sequence)
-            assert row is not None
-            body = now.event(row).body
+            body = self._log.event(sequence).body
             threads = torch.get_num_threads()
             removed = deletion.rewrite_snapshots_(
                 now.learner, self._snapshots, self._log, now.applied, body, threads
@@ -188,10 +174,7 @@ def plan(
 def _too_many(sequences: Sequence[int], free: Collection[int], options: DurableOptions) -> set[int]:
     """Those close to their neighbours, as deletions and rollbacks write them; then the oldest.
 
-    Args:
-        sequences: of snapshots, newest first.
-        free: which of them may go.
-        options: the budgets.
+    The newest come first; only those that are ``free`` may go.
     """
     left = list(sequences)
     while len(left) > options.keep_snapshots and (may := [s for s in left if s in free]):

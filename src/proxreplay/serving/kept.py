@@ -22,11 +22,6 @@ class KeptInputs:
 
     They leave in the transaction of the event that they go into (`Row.kept`), so that they are
     learned once, whenever the process is killed.
-
-    Args:
-        database: of the folder.
-        most: how many are kept.
-        most_bytes: how many bytes they may take.
     """
 
     def __init__(self, database: Database, most: int, most_bytes: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from proxreplay.errors import BusyError, StoppedError
 from proxreplay.options import DurableOptions
+from proxreplay.serialization import to_bytes
 from proxreplay.serving.commits import GroupCommit
 from proxreplay.serving.events import Event, Outcome
 from proxreplay.serving.log import EventLog, Row
@@ -31,10 +32,7 @@ class Ticket:
 class Line:
     """A queue on disk; every method may be called from any thread.
 
-    Args:
-        log: that events are written to.
-        clock: seconds since 1970.
-        on_failure: called when events that have a number could not be written.
+    ``on_failure`` is called when events that have a number could not be written.
     """
 
     def __init__(
@@ -58,14 +56,8 @@ class Line:
     # --- joining ----------------------------------------------------------------------------------
 
     def put(self, event: Event, request: bytes | None = None, kept: int | None = None) -> Any:
-        """Give an event its number and a place in the next write; see `wait`.
-
-        Args:
-            event: that happens.
-            request: see `Row`.
-            kept: see `Row`.
-        """
-        body = event.to_bytes()
+        """Give an event its number and a place in the next write; see `wait` and `Row`."""
+        body = to_bytes(event.body)
         with self._ordering:
             self.check()
             sequence, self._time = self._next, self.now()
@@ -153,10 +145,9 @@ class Line:
     # --- leaving ----------------------------------------------------------------------------------
 
     def first(self, *, wait: bool = False) -> Ticket | None:
-        """The oldest event that waits; None if there is none, or nothing is applied any more.
+        """The oldest event that waits, or waits for one to come.
 
-        Args:
-            wait: for one to come.
+        None if there is none, or nothing is applied any more.
         """
         with self._moved:
             while wait and not self._queue and not self.closed:

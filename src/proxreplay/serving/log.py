@@ -10,16 +10,17 @@ kept       inputs of predictions that wait for their labels, see `kept`
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from proxreplay.errors import CheckpointError
+from proxreplay.serialization import from_bytes
 from proxreplay.serving.database import Database
-from proxreplay.serving.events import Outcome
+from proxreplay.serving.events import Event, Outcome
 
 NAME = "events.sqlite3"
 
@@ -34,7 +35,7 @@ class Row:
     token: bytes | None  # see `Event`
     request: bytes | None  # digest of what was asked for, to know the same request again
     note: str | None  # see `Event`
-    body: bytes | None  # see `Event.to_bytes`; None if it was dropped
+    body: bytes | None  # that of the event by `to_bytes`; None if it was dropped
     # number of the kept input that goes when the event comes; None for none
     kept: int | None = None
 
@@ -75,16 +76,17 @@ class EventLog:
 
     def note_outcomes(self, outcomes: Iterable[Outcome], keys: Iterable[tuple[str, int]]) -> None:
         """Write what became of events, and which key belongs to which id."""
-        values = [
-            (
-                *(o.sequence, o.kind, o.loss, _pack(o.ids), o.removed, o.refused),
-                *(o.diverged, _pack(o.classes), _pack(o.hits), o.refreshed),
-            )
-            for o in outcomes
+        # the table has the fields of `Outcome` in their order
+        rows = [
+            [
+                _pack(value) if isinstance(value, tuple) else value
+                for value in vars(outcome).values()
+            ]
+            for outcome in outcomes
         ]
         with self.database.transaction() as run:
             marks = ",".join("?" * 10)
-            run.executemany(f"INSERT OR REPLACE INTO outcomes VALUES ({marks})", values)
+            run.executemany(f"INSERT OR REPLACE INTO outcomes VALUES ({marks})", rows)
             run.executemany("INSERT OR IGNORE INTO examples VALUES (?, ?)", keys)
 
     def note_snapshot(self, sequence: int, time: float, good: bool, ids: Sequence[int]) -> None:
@@ -125,10 +127,7 @@ class EventLog:
     def scrub(self, through: int, ids: Sequence[int], note: str) -> None:
         """Delete what events up to a deletion hold, and the keys of ids, so that no byte is left.
 
-        Args:
-            through: the sequence of the deletion.
-            ids: of the deleted examples.
-            note: what is kept of the deletion itself.
+        The ``note`` is what is kept of the deletion itself.
         """
         with self.database.transaction() as run:
             run.execute(
@@ -150,19 +149,19 @@ class EventLog:
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def rows(self, first: int, last: int) -> Iterator[Row]:
-        """Events with their bodies, in order; raises if one is missing or damaged."""
-        for sequence in range(first, last + 1):
-            found = self.row(sequence)
-            if found is None or found.body is None:
-                raise CheckpointError(
-                    f"{self.path}: the data of event {sequence} is not there any more; go back to "
-                    "a snapshot instead."
-                )
-            yield found
+    def event(self, sequence: int) -> Event:
+        """An event with its data; raises if that is missing or damaged."""
+        found = self.row(sequence)
+        if found is None or found.body is None:
+            raise CheckpointError(
+                f"{self.path}: the data of event {sequence} is not there any more; go back to a "
+                "snapshot instead."
+            )
+        body = from_bytes(found.body, f"{self.path}, event {sequence}")
+        return Event(found.kind, body, found.note, found.token)
 
     def row(self, sequence: int) -> Row | None:
-        """An event, or None."""
+        """What is known of an event, or None."""
         fields = "sequence, kind, time, token, request, note, body"
         found = self._query(f"SELECT {fields}, digest FROM events WHERE sequence = ?", sequence)
         if not found:
@@ -250,9 +249,6 @@ def _unpack(data: bytes) -> tuple[int, ...]:
 
 
 def _outcome(row: Sequence[Any]) -> Outcome:
-    sequence, kind, loss, ids, removed, refused, diverged, classes, hits, refreshed = row
-    seen = tuple(bool(hit) for hit in _unpack(hits))
-    return Outcome(
-        *(sequence, kind, loss, _unpack(ids), removed, refused, bool(diverged)),
-        *(_unpack(classes), seen, refreshed),
-    )
+    values: list[Any] = [_unpack(value) if isinstance(value, bytes) else value for value in row]
+    found = Outcome(*values)
+    return replace(found, diverged=bool(found.diverged), hits=tuple(map(bool, found.hits)))

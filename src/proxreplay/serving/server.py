@@ -18,13 +18,7 @@ SWITCH = 0.0005  # seconds after which Python lets another thread on; prediction
 
 
 def run(service: Service, access: Access, listening: socket.socket) -> None:
-    """Answer requests until a signal; the service is closed then.
-
-    Args:
-        service: that answers.
-        access: who may.
-        listening: from `listen`.
-    """
+    """Answer requests until a signal; the service is closed then. For ``listening``: `listen`."""
     sys.setswitchinterval(SWITCH)
     server = made(service, access)
     host, port = listening.getsockname()[:2]
@@ -70,13 +64,7 @@ class _Impatient(H11Protocol):
 
 
 def listen(host: str, port: int, waiting: int) -> socket.socket:
-    """A socket that listens; whoever comes from now on only waits.
-
-    Args:
-        host: to listen on.
-        port: 0 for any that is free.
-        waiting: how many may wait.
-    """
+    """A socket that listens; whoever comes from now on only waits. Port 0 is any that is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio only sends answers at once (TCP_NODELAY) if the protocol is named
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

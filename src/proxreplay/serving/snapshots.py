@@ -36,11 +36,7 @@ class Snapshot:
 
 
 class Snapshots:
-    """The snapshots of a folder; each is written as a whole, and read with its checksum.
-
-    Args:
-        folder: of the durable learner.
-    """
+    """The snapshots of a folder; each is written as a whole, and read with its checksum."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / FOLDER

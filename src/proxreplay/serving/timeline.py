@@ -19,7 +19,7 @@ from proxreplay.replay.learner import Learner
 from proxreplay.serialization import to_bytes
 from proxreplay.serving import events
 from proxreplay.serving.events import Event, Outcome
-from proxreplay.serving.log import EventLog, Row
+from proxreplay.serving.log import EventLog
 from proxreplay.serving.snapshots import Snapshots
 
 OUTCOMES_PER_WRITE = 50  # those not written yet are made again by replaying
@@ -29,11 +29,7 @@ log = logging.getLogger(__name__)
 class Timeline:
     """A learner at one moment of its history; one thread at a time may use it.
 
-    Args:
-        learner: that is changed.
-        log: its events.
-        snapshots: its earlier states.
-        prequential: whether to predict every batch before it is learned.
+    If ``prequential``, it predicts every batch before it is learned.
     """
 
     def __init__(
@@ -76,8 +72,8 @@ class Timeline:
                 "%s was written with %s threads and is replayed with %d: the last bits may differ",
                 *(self.log.path.parent, threads, torch.get_num_threads()),
             )
-        for row in self.log.rows(base + 1, self.log.last):
-            outcome = self.apply(row.sequence, self.event(row))
+        for sequence in range(base + 1, self.log.last + 1):
+            outcome = self.apply(sequence, self.log.event(sequence))
             self.note(outcome)
             yield outcome
         newest = self.log.kinds((events.STOP, events.RESUME, events.ROLLBACK))[-1:]
@@ -100,12 +96,6 @@ class Timeline:
         self.applied = sequence
         return outcome
 
-    def event(self, row: Row) -> Event:
-        """The event in a row of the log."""
-        assert row.body is not None
-        body = Event.body_from(row.body, f"{self.log.path}, event {row.sequence}")
-        return Event(row.kind, body, row.note, row.token)
-
     # --- going back -------------------------------------------------------------------------------
 
     def way_back(self, to: int) -> int:
@@ -117,9 +107,10 @@ class Timeline:
             )
         try:
             base, _ = self._newest_intact(to)
-            for row in self.log.rows(base + 1, to):
-                if self.event(row).kind == events.ROLLBACK:  # what it went back to may be gone
-                    raise CheckpointError(f"event {row.sequence} went back itself")
+            for sequence in range(base + 1, to + 1):
+                # what it went back to may be gone
+                if self.log.event(sequence).kind == events.ROLLBACK:
+                    raise CheckpointError(f"event {sequence} went back itself")
         except CheckpointError as error:
             there = ", ".join(map(str, self.snapshots.sequences()))
             raise InputError(
@@ -133,8 +124,8 @@ class Timeline:
         given = self.learner.memory.next_id
         base, state = self._newest_intact(to)
         self.learner.load_state_dict(state)
-        for row in self.log.rows(base + 1, to):
-            self.apply(row.sequence, self.event(row))
+        for sequence in range(base + 1, to + 1):
+            self.apply(sequence, self.log.event(sequence))
         self.learner.memory.skip_ids(given)
 
     def _newest_intact(self, through: int) -> tuple[int, dict[str, Any]]:
@@ -184,14 +175,7 @@ def fingerprint(learner: Learner) -> str:
 
 
 def _learn_(learner: Learner, sequence: int, event: Event, *, prequential: bool) -> Outcome:
-    """Learn or remember a batch; what the learner refuses, it refuses each time.
-
-    Args:
-        learner: that is changed.
-        sequence: of the event.
-        event: from `events.learning`.
-        prequential: whether to predict the batch first.
-    """
+    """Learn or remember a batch; what the learner refuses, it refuses each time."""
     inputs, labels = event.body["inputs"], event.body["labels"]
     change = learner.learn if event.kind == events.LEARN else learner.remember
     weights = {"sample_weight": event.body["weights"]} if "weights" in event.body else {}

@@ -21,12 +21,8 @@ log = logging.getLogger(__name__)
 class Worker:
     """Applies what waits in a line, and does what follows: guard, snapshots, deletion from disk.
 
-    Args:
-        line: where events wait.
-        timeline: the learner; it is used with `applying` held.
-        keeping: its snapshots.
-        guard: what to watch, or None.
-        on_back: called when the learner was changed by more than learning.
+    The timeline is used with `applying` held; ``on_back`` is called when the learner was changed by
+    more than learning.
     """
 
     def __init__(

@@ -1,6 +1,8 @@
 """Representation drift: how far what the network makes of old examples has moved."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -148,25 +150,18 @@ class RepresentationDrift:
         """The outputs of the watched modules in evaluation mode, ``[n, features]`` each."""
         parts: dict[str, list[Tensor]] = {name: [] for name in self.names}
 
-        def keep(name: str) -> Callable[..., None]:
-            def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-                if isinstance(module, nn.Linear):
-                    output = F.linear(args[0], module.weight, module.bias)
-                parts[name].append(output.flatten(start_dim=1).clone())
+        def keep(name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            if isinstance(module, nn.Linear):
+                output = F.linear(args[0], module.weight, module.bias)
+            parts[name].append(output.flatten(start_dim=1).clone())
 
-            return hook
-
-        handles = []
-        try:
+        with ExitStack() as hooks, untouched(self.model):
             for name in self.names:
-                handles.append(self.model.get_submodule(name).register_forward_hook(keep(name)))
-            with untouched(self.model):
-                for start in range(0, length(self.inputs), self.batch_size):
-                    x = part(self.inputs, slice(start, start + self.batch_size))
-                    with_arguments(self.model, x)
-        finally:
-            for handle in handles:
-                handle.remove()
+                module = self.model.get_submodule(name)
+                hooks.enter_context(module.register_forward_hook(partial(keep, name)))
+            for start in range(0, length(self.inputs), self.batch_size):
+                some = slice(start, start + self.batch_size)
+                with_arguments(self.model, part(self.inputs, some))
         return {name: torch.cat(chunks) for name, chunks in parts.items()}
 
 

@@ -170,11 +170,8 @@ def _outputs(model: nn.Module) -> Iterator[list[_Call]]:
         if output.requires_grad:
             calls.append(_Call(args[0], output))
 
-    handle = model.register_forward_hook(keep)
-    try:
+    with model.register_forward_hook(keep):
         yield calls
-    finally:
-        handle.remove()
 
 
 def _rows_of(source: Source, call: _Call, incoming: Batch, replay: Batch | None) -> Tensor:
