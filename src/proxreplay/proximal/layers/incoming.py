@@ -26,6 +26,7 @@ from proxreplay.proximal.gram.rows import widened
 from proxreplay.proximal.layers.batches import count_samples
 from proxreplay.proximal.layers.calling import logits_in
 from proxreplay.proximal.layers.capture import full_precision
+from proxreplay.proximal.layers.hooks import Watcher
 from proxreplay.proximal.layers.sites import Site
 
 SMALL = 2**16  # numbers that may be kept from a backward pass until the step
@@ -229,7 +230,7 @@ class WatchPlan:
 
 
 @dataclass
-class IncomingWatch:
+class IncomingWatch(Watcher):
     """Watches the passes of one step, of which the first ``examples`` are incoming.
 
     Args:
@@ -258,7 +259,6 @@ class IncomingWatch:
         self._handles: list[RemovableHandle] = []
         self.passed = 0
         self._now: tuple[int, int, int] | None = None  # of this forward: own incoming, own, all
-        self._busy = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -267,18 +267,9 @@ class IncomingWatch:
         try:
             yield
         finally:
-            self._busy = True  # gradients that arrive later are not heeded
+            self.busy = True  # gradients that arrive later are not heeded
             for handle in (begin, *self._handles):
                 handle.remove()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Backward passes inside are not those of the step."""
-        before, self._busy = self._busy, True
-        try:
-            yield
-        finally:
-            self._busy = before
 
     def _look_at_layers(self) -> None:
         self._handles.append(self.model.register_forward_hook(self._end))
@@ -328,7 +319,7 @@ class IncomingWatch:
     def _hook(self, site: Site, split: Splitter) -> Callable[..., None]:
         def called(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             now = self._now
-            if now is None or self._busy or self.coupled or not isinstance(output, Tensor):
+            if now is None or self.busy or self.coupled or not isinstance(output, Tensor):
                 return
             if not output.requires_grad or now[0] == 0:
                 return
@@ -347,7 +338,7 @@ class IncomingWatch:
         delta: Tensor,
         now: tuple[int, int],
     ) -> None:
-        if self._busy:
+        if self.busy:
             return
         rows = None if x is None else _rowset(module, x, *now)
         if x is None or rows is None:

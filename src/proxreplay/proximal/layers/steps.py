@@ -11,7 +11,7 @@ its parts that takes one.
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import FunctionType, MethodType
@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.hooks import RemovableHandle
 
 from proxreplay.batch import tensors_in, with_tensors
 from proxreplay.distributed import CallShare, share_of_call
@@ -29,7 +28,7 @@ from proxreplay.errors import InputError
 from proxreplay.proximal.gram.rows import Rows, span_of
 from proxreplay.proximal.layers.calling import logits_in
 from proxreplay.proximal.layers.capture import full_precision, rows_function, untouched
-from proxreplay.proximal.layers.hooks import ModuleHook
+from proxreplay.proximal.layers.hooks import ModuleHook, Watcher
 from proxreplay.proximal.layers.layout import MASK, Layout, has_two_sides
 from proxreplay.proximal.layers.outputs import find_output
 from proxreplay.proximal.layers.registry import RowsFunction, rows_by_map
@@ -99,7 +98,7 @@ class _Forward:
 
 
 @dataclass
-class StepWatch:
+class StepWatch(Watcher):
     """Hooks on a model that hand on the calls of training steps.
 
     Args:
@@ -135,11 +134,9 @@ class StepWatch:
         self.examples: defaultdict[str, int] = defaultdict(int)  # of the step, by part
         self.own: defaultdict[str, int] = defaultdict(int)  # the same, of this process
         self.scale = 1  # of the gradients, beside that of the loss
-        self.paused = False
         self._started = 0
         self._forward: _Forward | None = None
         self._layout = Layout(1)  # of what was called last
-        self._handles: list[RemovableHandle] = []
         self._instead = {**IN_TRAINING, **self.instead}
         self._at: defaultdict[str, list[tuple[Site, Member]]] = defaultdict(list)
         for site in self.sites.values():
@@ -147,37 +144,28 @@ class StepWatch:
                 self._at[member.module].append((site, member))
         self._two = has_two_sides(self._at)
 
-    def install(self) -> None:
-        """Put the hooks in place."""
-        begin = ModuleHook(self.model, self._begin)
-        self._handles.append(self.model.register_forward_pre_hook(begin, with_kwargs=True))
-        for module in _takers(self.model):
-            if module is not self.model:
-                hook = ModuleHook(module, self._begin_part)
-                self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-        for name in self._at:
-            module = self.model.get_submodule(name)
-            hook = ModuleHook(module, self._called, name)
-            self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
-        if self.fisher != "loss":
-            end = ModuleHook(self.model, self._end)
-            self._handles.append(self.model.register_forward_hook(end, with_kwargs=True))
-
-    def remove(self) -> None:
-        """Take the hooks away; gradients that still arrive are not heeded."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles, self._forward = [], None
-        self.paused = True
-
     @contextmanager
-    def pausing(self) -> Iterator[None]:
-        """Passes inside are not those of a step."""
-        before, self.paused = self.paused, True
-        try:
-            yield
-        finally:
-            self.paused = before
+    def watching(self) -> Iterator[None]:
+        """The hooks are there inside; gradients that arrive later are not heeded."""
+        with ExitStack() as hooks:
+
+            def put(module: nn.Module, then: Callable[..., None], *name: str, pre: bool) -> None:
+                put_on = module.register_forward_pre_hook if pre else module.register_forward_hook
+                handle = put_on(ModuleHook(module, then, *name), with_kwargs=True)
+                hooks.callback(handle.remove)
+
+            put(self.model, self._begin, pre=True)
+            for module in _takers(self.model):
+                if module is not self.model:
+                    put(module, self._begin_part, pre=True)
+            for name in self._at:
+                put(self.model.get_submodule(name), self._called, name, pre=False)
+            if self.fisher != "loss":
+                put(self.model, self._end, pre=False)
+            try:
+                yield
+            finally:
+                self.busy, self._forward = True, None
 
     def begin_step(self) -> None:
         """Forget the examples of the step before."""
@@ -265,7 +253,7 @@ class StepWatch:
 
     def _watching(self) -> bool:
         seen = torch.is_grad_enabled() and self.model.training
-        return seen and not self.paused and self.active()
+        return seen and not self.busy and self.active()
 
     def split(self, forward: _Forward) -> Iterator[tuple[Origin, int, int]]:
         """The parts of a forward pass that count, with their examples in it, of all processes."""
@@ -327,15 +315,9 @@ class _Call:
 
     def arrived(self, gradient: Tensor) -> None:
         """Hand on rows, the first time, and gradient."""
-        watch = self.watch
-        if watch.paused:
-            return
-        watch.paused = True  # a rows function may call the layer
-        try:
-            with torch.no_grad(), full_precision():
+        if not self.watch.busy:
+            with self.watch.paused(), torch.no_grad(), full_precision():  # rows may call the layer
                 self._hand_on(gradient)
-        finally:
-            watch.paused = False
 
     def _hand_on(self, gradient: Tensor) -> None:
         watch = self.watch

@@ -2,20 +2,20 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 
 from proxreplay.distributed import ALONE
 from proxreplay.errors import InputError
-from proxreplay.options import MAX_DIM, count
+from proxreplay.options import count
 from proxreplay.proximal.layers.batches import Mask, as_batches, own_share, with_mask
 from proxreplay.proximal.layers.capture import NOTHING
-from proxreplay.proximal.layers.selection import Selector
+from proxreplay.proximal.layers.registry import RowsFunction
 from proxreplay.proximal.layers.sites import Site, Survey, unwrap
 from proxreplay.proximal.rules.cost import Cost, cost_of
-from proxreplay.proximal.rules.layerwise import LayerwiseRule, Reason, Treatment
+from proxreplay.proximal.rules.layerwise import LayerOptions, LayerwiseRule, Reason, Treatment
 from proxreplay.proximal.rules.sharing import cost_of_inverse, owners, shared_out
 from proxreplay.proximal.shrinkage.spectral import Pace
 from proxreplay.proximal.statistics.collect import Source
@@ -23,6 +23,23 @@ from proxreplay.proximal.statistics.decay import Aged, aged, decay_for
 from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
 from proxreplay.proximal.statistics.summing import Collected, summed
+
+
+class GramOptions(LayerOptions, total=False):
+    """What every `GramRule` can be told."""
+
+    # examples per forward pass when `refresh` is given one tensor; None for 20 to 200, depending on
+    # their size
+    batch_size: int | None
+
+
+class StatisticOptions(GramOptions, total=False):
+    """How a `GramRule` uses statistics."""
+
+    sketch: bool  # whether it can do something with a `Sketch` of layers beyond ``max_dim``
+    # rows functions to use for these types, in place of the registered ones
+    instead: Mapping[type[nn.Module], RowsFunction]
+    decay: float  # of the moving average of statistics over refreshes; 0 uses only the newest
 
 
 class GramRule(LayerwiseRule):
@@ -33,15 +50,12 @@ class GramRule(LayerwiseRule):
 
     Args:
         model: any module, also compiled or wrapped for data parallelism.
-        batch_size: examples per forward pass when `refresh` is given one tensor; None for 20 to
-            200, depending on their size.
-        include: names (a module and everything in it) or types to treat; None for all.
-        exclude: names or types to leave alone.
-        source: where the statistics of a refresh come from; None for Gram matrices only.
-        decay: of the moving average of statistics over refreshes; 0 uses only the newest.
+        batch_size: see `GramOptions`.
+        sketch: see `StatisticOptions`.
+        instead: see `StatisticOptions`.
+        decay: see `StatisticOptions`.
         leave: further reasons for leaving a linear map alone.
-        max_dim: linear maps with more columns have no Gram matrix: they are sketched, where
-            ``source`` does that, or left alone and named in `untreated`.
+        layers: see `LayerOptions`.
     """
 
     def __init__(
@@ -49,17 +63,16 @@ class GramRule(LayerwiseRule):
         model: nn.Module,
         *,
         batch_size: int | None = None,
-        include: Collection[Selector] | None = None,
-        exclude: Collection[Selector] = (),
-        max_dim: int = MAX_DIM,
-        source: Source | None = None,
+        sketch: bool = False,
+        instead: Mapping[type[nn.Module], RowsFunction] | None = None,
         decay: float = 0.0,
         leave: Sequence[Reason] = (),
+        **layers: Unpack[LayerOptions],
     ) -> None:
         count(1, **{f"{type(self).__name__}: batch_size": batch_size})
-        super().__init__(model, include=include, exclude=exclude, max_dim=max_dim, leave=leave)
+        super().__init__(model, leave=leave, **layers)
         self.batch_size = batch_size
-        self._source = Source(max_dim) if source is None else source
+        self._source = Source(self.max_dim, sketch, instead or {})
         self._decay = decay
         self._history: dict[str, Aged] = {}
         self._pace = Pace()
