@@ -44,10 +44,9 @@ class Brought:
     M: Tensor
     left: Tensor | None = None
 
-    def gradient(self, M: Tensor | None = None) -> Tensor:
-        """``left' M``, ``[groups, out, D]``, also for another ``M`` of that shape."""
-        M = self.M if M is None else M
-        return M if self.left is None else self.left.mT @ M
+    def gradient(self) -> Tensor:
+        """``left' M``, ``[groups, out, D]``."""
+        return self.M if self.left is None else self.left.mT @ self.M
 
     def squares(self, *Ms: Tensor) -> list[Tensor]:
         """``|left' M|^2`` for every ``M`` of that shape, by ``k x k`` products."""
@@ -197,13 +196,6 @@ def splitter_of(module: nn.Module) -> Splitter | None:
     return norm_brought if isinstance(module, norms) else None
 
 
-def splittable(model: nn.Module, site: Site) -> bool:
-    """Whether the incoming part of a site's gradient can be had: one layer, one map, dense."""
-    member = site.members[0]
-    alone = len(site.members) == 1 and not member.map and not member.lookup
-    return alone and splitter_of(model.get_submodule(member.module)) is not None
-
-
 @dataclass(frozen=True)
 class WatchPlan:
     """What there is to watch in a model, found once and used in many steps.
@@ -221,10 +213,10 @@ class WatchPlan:
         """For these sites of a model, as `unwrap` gives it."""
         found = []
         for site in sites:
-            if splittable(model, site):
-                module = model.get_submodule(site.members[0].module)
-                split = splitter_of(module)
-                assert split is not None
+            member, module = site.members[0], site.module(model)
+            alone = len(site.members) == 1 and not member.map and not member.lookup
+            split = splitter_of(module) if alone else None
+            if split is not None:  # one layer, one map, dense
                 found.append((site, module, split))
         return cls(tuple(found), tuple(m for m in model.modules() if isinstance(m, _BatchNorm)))
 

@@ -32,8 +32,7 @@ from proxreplay.proximal.layers.hooks import ModuleHook, Watcher
 from proxreplay.proximal.layers.layout import MASK, Layout, has_two_sides
 from proxreplay.proximal.layers.outputs import find_output
 from proxreplay.proximal.layers.registry import RowsFunction, rows_by_map
-from proxreplay.proximal.layers.sites import Member, Site
-from proxreplay.proximal.layers.torch_layers import IN_TRAINING
+from proxreplay.proximal.layers.sites import Member, Site, members_by_module
 from proxreplay.proximal.layers.verify import Verifier
 
 
@@ -121,13 +120,13 @@ class StepWatch(Watcher):
     model: nn.Module
     sites: Mapping[str, Site]
     on_call: Callable[[StepCall], None]
-    gradients: bool = False
-    fisher: str = "loss"
-    labels: torch.Generator | None = None
-    widest: int = 0
-    active: Callable[[], bool] = lambda: True
-    instead: Mapping[type[nn.Module], RowsFunction] = field(default_factory=dict)
-    verifier: Verifier | None = None
+    gradients: bool
+    fisher: str
+    labels: torch.Generator
+    widest: int
+    active: Callable[[], bool]
+    instead: Mapping[type[nn.Module], RowsFunction]
+    verifier: Verifier
 
     def __post_init__(self) -> None:
         self.parts: Sequence[Origin] = EVERYTHING
@@ -137,11 +136,7 @@ class StepWatch(Watcher):
         self._started = 0
         self._forward: _Forward | None = None
         self._layout = Layout(1)  # of what was called last
-        self._instead = {**IN_TRAINING, **self.instead}
-        self._at: defaultdict[str, list[tuple[Site, Member]]] = defaultdict(list)
-        for site in self.sites.values():
-            for member in () if site.bare else site.members:
-                self._at[member.module].append((site, member))
+        self._at = members_by_module(self.sites.values())
         self._two = has_two_sides(self._at)
 
     @contextmanager
@@ -280,18 +275,12 @@ class StepWatch(Watcher):
         self, name: str, module: nn.Module, args: Any, kwargs: Any
     ) -> list[tuple[Site, Member, Rows]]:
         """The rows of a call, for every map of the module that is treated."""
-        function, _ = rows_function(module, self._instead)
-        here = self._at[name]
-        if self.verifier is not None:
-            registered, known = rows_function(module, self.instead)
-            if known and not all(self.verifier.knows(module, m, registered) for _, m in here):
-                call = (module, args, kwargs)
-                with untouched(module):
-                    here = [
-                        two
-                        for two in here
-                        if self.verifier.trusts(self.model, *two, registered, call)
-                    ]
+        function, registered = rows_function(module, self.instead)
+        here, look = self._at[name], self.verifier
+        if registered and not all(look.knows(module, m, function) for _, m in here):
+            call = (module, args, kwargs)
+            with untouched(module):
+                here = [two for two in here if look.trusts(self.model, *two, function, call)]
         again = isinstance(module, nn.MultiheadAttention)  # its rows come from another call of it
         with untouched(module) if again else nullcontext():
             rows = rows_by_map(function(module, *args, **kwargs))

@@ -148,7 +148,6 @@ class GramRule(LayerwiseRule):
             left_out: why other sites have none.
             of: as for `refresh`.
         """
-        treatments, untreated = {}, survey.untreated | dict(left_out)
         samples = max((one.samples for one in statistics.values()), default=0)
         history: dict[str, Aged] = {}
 
@@ -163,14 +162,10 @@ class GramRule(LayerwiseRule):
         def made(name: str) -> Treatment | str:
             return self.treat(survey.sites[name], aging(name))
 
-        for name, one in self._made_together(survey, statistics, made).items():
-            if isinstance(one, str):
-                untreated[name] = one
-            else:
-                treatments[name] = one
+        treatments, without = self._made_together(survey, statistics, made)
         for name in list(statistics):  # whose treatment another process has made
             aging(name)
-        self._put_in_force(treatments, untreated)
+        self._put_in_force(treatments, survey.untreated | dict(left_out) | without)
         self._history = history
         self._pace.refreshed(samples)
 
@@ -179,32 +174,31 @@ class GramRule(LayerwiseRule):
         survey: Survey,
         statistics: Mapping[str, Statistic | Sketch],
         make: Callable[[str], Treatment | str],
-    ) -> dict[str, Treatment | str]:
-        """Every treatment, or why there is none; each process makes some and sends them."""
+    ) -> tuple[dict[str, Treatment], dict[str, str]]:
+        """Treatments, and why a site has none; each process makes some and sends them."""
+        made: dict[str, Treatment | str]
         if self.processes.alone:
-            return {name: make(name) for name in list(statistics)}
+            made = {name: make(name) for name in list(statistics)}
+        else:
 
-        def made(name: str) -> dict[str, Any]:
-            one = make(name)
-            return {"why": one} if isinstance(one, str) else one.state()
+            def sent(name: str) -> dict[str, Any]:
+                one = make(name)
+                return {"why": one} if isinstance(one, str) else one.state()
 
-        costs = {name: cost_of_inverse(one) for name, one in statistics.items()}
-        makers = owners(costs, self.processes.size)
-        found = shared_out(self.processes, makers, made, self._device)
-        return {
-            name: found[name]["why"]
-            if "why" in found[name]
-            else Treatment.from_state(survey.sites[name], found[name], self._device)
-            for name in costs
-        }
+            costs = {name: cost_of_inverse(one) for name, one in statistics.items()}
+            makers = owners(costs, self.processes.size)
+            found = shared_out(self.processes, makers, sent, self._device)
+            made = {
+                name: found[name].get("why")
+                or Treatment.from_state(survey.sites[name], found[name], self._device)
+                for name in costs
+            }
+        return (
+            {name: one for name, one in made.items() if isinstance(one, Treatment)},
+            {name: why for name, why in made.items() if isinstance(why, str)},
+        )
 
-    def cost(
-        self,
-        examples: Any,
-        *,
-        samples: int | None = None,
-        batch_dim: int = 0,
-    ) -> Cost:
+    def cost(self, examples: Any, *, samples: int | None = None, batch_dim: int = 0) -> Cost:
         """What `refresh` and `precondition_` will cost, from one forward pass over examples.
 
         Args:
@@ -216,8 +210,7 @@ class GramRule(LayerwiseRule):
             unwrap(self.model),
             self._survey(),
             as_batches(examples, unwrap(self.model), self.batch_size, batch_dim),
-            max_dim=self.max_dim,
-            sketch=self._source.sketch,
+            source=self._source,
             samples=samples,
             batch_dim=batch_dim,
             history=self._decay > 0,

@@ -215,11 +215,7 @@ class LayerwiseRule(GradientRule):
 
     @torch.no_grad()
     def precondition_(self, only: Collection[int] | None = None) -> None:
-        """``G <- G Lambda`` for every layer that has a gradient and a factor.
-
-        Args:
-            only: ids of the parameters to treat as moving; None for all that have a gradient.
-        """
+        """``G <- G Lambda`` for every layer that has a gradient and a factor."""
         if self._optimizer is None:
             self._say_if_idle()
         gradients = gradients_of(unwrap(self.model), self._columns, only)

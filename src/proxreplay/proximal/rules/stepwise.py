@@ -84,14 +84,10 @@ class StepwiseRule(GramRule):
         return self._sums is None
 
     def attach(self, optimizer: Optimizer) -> Self:
-        """Act inside every ``optimizer.step()``, and look at training steps if that is asked for.
-
-        Args:
-            optimizer: as for `GradientRule.attach`.
-        """
+        """Act inside every ``optimizer.step()``, and look at training steps where that is asked."""
         super().attach(optimizer)
         if self._sums is not None:
-            self._attached = self._watch = self._new_watch(EVERYTHING)
+            self._attached = self._watch = self._new_watch()
             self._hooks.enter_context(self._attached.watching())
             if self._gradients and self._fisher == "loss":
                 self._witness = ScaleWitness(unwrap(self.model), self._survey().sites)
@@ -131,7 +127,7 @@ class StepwiseRule(GramRule):
     @contextmanager
     def _looking(self, incoming: Batch | None, replay: Batch | None) -> Iterator[None]:
         assert self._sums is not None
-        watch = self._attached or self._new_watch(EVERYTHING)
+        watch = self._attached or self._new_watch()
         watch.parts = self._parts(incoming, replay)
         self._watch = watch
         try:
@@ -249,10 +245,10 @@ class StepwiseRule(GramRule):
             "inside of `with rule.watched():`."
         )
 
-    def _new_watch(self, parts: Sequence[Origin]) -> StepWatch:
+    def _new_watch(self) -> StepWatch:
         sums = self._sums
         assert sums is not None
-        watch = StepWatch(
+        return StepWatch(
             unwrap(self.model),
             self._survey().sites,
             sums.add,
@@ -264,8 +260,6 @@ class StepwiseRule(GramRule):
             instead=self._source.instead,
             verifier=self._verifier,
         )
-        watch.parts = parts
-        return watch
 
     def _parts(self, incoming: Batch | None, replay: Batch | None) -> Sequence[Origin]:
         """The examples of a step that count alike, in the order in which they pass."""
@@ -325,12 +319,9 @@ class StepwiseRule(GramRule):
         def made(name: str) -> Treatment | str:
             return self.treat(survey.sites[name], history[name].instead_of(statistics[name]))
 
-        for name, one in self._made_together(survey, statistics, made).items():
-            if isinstance(one, str):
-                untreated[name] = one
-                treatments.pop(name, None)
-            else:
-                treatments[name] = one
+        new, without = self._made_together(survey, statistics, made)
+        treatments = {n: t for n, t in treatments.items() if n not in without} | new
+        untreated |= without
         self._history = history
         missing = survey.sites.keys() - treatments.keys() - untreated.keys()
         self._put_in_force(treatments, untreated | dict.fromkeys(sorted(missing), NOT_CALLED))

@@ -85,7 +85,10 @@ def averaged(new: Tensor | None, share: float, old: Tensor | None, stays: float)
     """``stays old + share new``; outputs that are new had no gradient before."""
     if new is None or old is None:
         return None if new is None else new * share
-    more = new.shape[1] - old.shape[1]
-    if more > 0:
-        old = F.pad(old, (0, more, 0, more))
-    return (old.to(new.device) * stays).add_(new, alpha=share)
+    return (grown(old, new).to(new.device) * stays).add_(new, alpha=share)
+
+
+def grown(B: Tensor, like: Tensor) -> Tensor:
+    """``B`` with zeros for outputs that are new."""
+    more = like.shape[1] - B.shape[1]
+    return F.pad(B, (0, more, 0, more)) if more > 0 else B

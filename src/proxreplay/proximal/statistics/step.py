@@ -30,7 +30,7 @@ from proxreplay.proximal.layers.steps import Origin, StepCall
 from proxreplay.proximal.statistics.collect import GramCollector
 from proxreplay.proximal.statistics.few import FewRows, alike
 from proxreplay.proximal.statistics.sketch import Sketch
-from proxreplay.proximal.statistics.statistic import Statistic
+from proxreplay.proximal.statistics.statistic import Statistic, grown
 
 
 @dataclass
@@ -165,7 +165,7 @@ class StepSums:
             positions = one.rows / sum(own[part] for part in one.parts)
             B = one.gram * (factor / positions)
             before, steps = self._B.get(site, (None, 0))
-            self._B[site] = (B if before is None else _grown(before, B) + B, steps + 1)
+            self._B[site] = (B if before is None else grown(before, B) + B, steps + 1)
 
     def finish(self) -> tuple[dict[str, Statistic | Sketch], dict[str, str]]:
         """The statistics of the window by site, and why a site has none; a new window begins.
@@ -239,7 +239,7 @@ class StepSums:
             ]
             for name, (B, steps) in one["B"].items():
                 before = self._B.get(name)
-                self._B[name] = (B if before is None else _grown(before[0], B) + B, steps)
+                self._B[name] = (B if before is None else grown(before[0], B) + B, steps)
             self._blind |= set(one["blind"])
             self._broken = self._broken or one["broken"]
         for one in others:
@@ -255,9 +255,3 @@ def without_sums(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state with the counts of a window, of a process that has added nothing to it."""
     nothing = {"collectors": {}, "carried": [], "own": 0, "B": {}, "blind": [], "broken": None}
     return {**state, **nothing}
-
-
-def _grown(B: Tensor, like: Tensor) -> Tensor:
-    """``B`` with zeros for outputs that are new."""
-    more = like.shape[1] - B.shape[1]
-    return torch.nn.functional.pad(B, (0, more, 0, more)) if more > 0 else B

@@ -41,7 +41,8 @@ def summed(
         for name, layout in sites.items():
             layouts.setdefault(name, []).append(layout)
     _check_alike(layouts)
-    samples = sum(_samples(everyone))
+    # the sites of a process all know how many examples it has seen
+    samples = sum(next((one["samples"] for one in sites.values()), 0) for sites, _ in everyone)
     total: Statistics = {}
     for name, (first, *others) in layouts.items():
         rows = first["rows"] + sum(one["rows"] for one in others)
@@ -50,11 +51,6 @@ def summed(
     _add_up_(processes, total)
     reasons = {name: why for _, said in everyone for name, why in said.items()}
     return total, {name: why for name, why in reasons.items() if name not in total}
-
-
-def _samples(everyone: list[tuple[dict[str, Any], dict[str, str]]]) -> list[int]:
-    """The examples that each process has seen; its sites all know them."""
-    return [next((one["samples"] for one in sites.values()), 0) for sites, _ in everyone]
 
 
 def _add_up_(processes: Processes, total: Statistics) -> None:
