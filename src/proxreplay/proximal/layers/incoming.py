@@ -104,25 +104,21 @@ class Awaited(NamedTuple):
         with full_precision():
             return self.split(self.layer, self.x, self.delta, self.incoming, self.site)
 
-    def linear(self) -> tuple[Tensor, Tensor]:
-        """Rows ``[k, d]`` and gradients ``[k, out]`` of a Linear layer."""
-        Z, D = self.incoming.of(self.x), self.incoming.of(self.delta)
-        return (Z, D) if Z.ndim == 2 else (Z.flatten(0, -2), D.flatten(0, -2))
+
+def linear_rows_of(x: Tensor, delta: Tensor, incoming: Rowset, site: Site) -> tuple[Tensor, Tensor]:
+    """``Z: [k, D]``, with the column of ones of a bias, and ``D: [k, out]`` of a Linear layer."""
+    Z, D = incoming.of(x).flatten(0, -2), incoming.of(delta).flatten(0, -2)
+    ones = [Z.new_ones(len(Z), len(site.biases))] if site.biases else []
+    pieces = ones if site.weight is None else [Z, *ones]
+    return torch.cat(pieces, dim=1) if len(pieces) > 1 else pieces[0], D
 
 
 def linear_brought(
     layer: nn.Linear, x: Tensor, delta: Tensor, incoming: Rowset, site: Site
 ) -> Brought:
     """Rows as they are where they are fewer than the outputs, else their product."""
-    Z = incoming.of(x).reshape(1, -1, layer.in_features)
-    D = incoming.of(delta).reshape(1, -1, layer.out_features)
-    if site.weight is None:
-        Z = Z[:, :, :0]
-    if site.biases:
-        Z = F.pad(Z, (0, 1), value=1.0)
-    if Z.shape[1] <= layer.out_features:
-        return Brought(Z, D)
-    return Brought(D.mT @ Z)
+    Z, D = (one[None] for one in linear_rows_of(x, delta, incoming, site))
+    return Brought(Z, D) if Z.shape[1] <= layer.out_features else Brought(D.mT @ Z)
 
 
 def convolution_brought(

@@ -77,8 +77,7 @@ def batchnorm_rows(layer: _BatchNorm, input: Tensor) -> Rows:
     Statistics are those of the batch in training and where the layer keeps no running ones, as the
     layer itself does.
     """
-    kept = layer.running_mean is not None and layer.running_var is not None
-    if kept and not layer.training:
+    if not layer.training and layer.running_mean is not None and layer.running_var is not None:
         return ColumnRows(input, layer.running_mean, (layer.running_var + layer.eps).rsqrt())
     return ColumnRows(F.batch_norm(input, None, None, training=True, momentum=0, eps=layer.eps))
 
