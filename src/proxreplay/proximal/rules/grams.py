@@ -140,14 +140,7 @@ class GramRule(LayerwiseRule):
         left_out: Mapping[str, str],
         of: int | None,
     ) -> None:
-        """Make every factor from its statistic, wherever those come from.
-
-        Args:
-            survey: the sites.
-            statistics: by site; each is let go as soon as its factor is there.
-            left_out: why other sites have none.
-            of: as for `refresh`.
-        """
+        """Make every factor from its statistic, which is let go as soon as that is there."""
         samples = max((one.samples for one in statistics.values()), default=0)
         history: dict[str, Aged] = {}
 

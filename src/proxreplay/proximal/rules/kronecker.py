@@ -10,7 +10,6 @@ eta)`` plus ``omega / eta`` times the divergence of the predictions. LPR is ``B 
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, Unpack
 
 import torch
@@ -24,7 +23,6 @@ from proxreplay.proximal.rules.stepwise import StepwiseRule
 from proxreplay.proximal.shrinkage.choose import shrinkage_of
 from proxreplay.proximal.shrinkage.forms import DenseShrinkage, Shrinkage, SpectralShrinkage
 from proxreplay.proximal.shrinkage.inverse import dense_inverse_
-from proxreplay.proximal.shrinkage.spectral import Pace
 from proxreplay.proximal.shrinkage.twosided import (
     SidesShrinkage,
     balance,
@@ -249,13 +247,11 @@ class KroneckerLPR(StepwiseRule):
 
     def state_dict(self) -> dict[str, Any]:
         """What the steps made: tensors, numbers and strings in nested dicts."""
-        own = {"pace": asdict(self._pace), "one_sided": dict(self._one_sided)}
-        return super().state_dict() | own
+        return super().state_dict() | {"one_sided": dict(self._one_sided)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` of the same rule on a model of the same shape gave."""
         super().load_state_dict(state)
-        self._pace = Pace(**state["pace"])
         self._one_sided = dict(state["one_sided"])
 
 

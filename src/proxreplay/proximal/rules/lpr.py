@@ -8,9 +8,7 @@ which is one gradient step of size eta in the metric P, or the minimiser of
 ``<G, W> + ||W - W_j||^2 / (2 eta) + omega ||(W - W_j) Z'||^2 / (2 eta)`` (the paper's Appendix A).
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any, Unpack
+from typing import Unpack
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -26,7 +24,6 @@ from proxreplay.proximal.rules.grams import GramOptions
 from proxreplay.proximal.rules.incoming import IncomingRule
 from proxreplay.proximal.rules.layerwise import Treatment
 from proxreplay.proximal.shrinkage.choose import shrinkage_of
-from proxreplay.proximal.shrinkage.spectral import Pace
 from proxreplay.proximal.shrinkage.strength import (
     AnyStrength,
     Overrides,
@@ -189,15 +186,6 @@ class LPR(IncomingRule):
 
     def _switched_off(self, model: nn.Module, site: Site) -> str | None:
         return "its strength is 0." if self._strength(model, site).off else None
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the refreshes made: tensors, numbers and strings in nested dicts."""
-        return super().state_dict() | ({"pace": asdict(self._pace)} if self.tolerance > 0 else {})
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` of the same rule on a model of the same shape gave."""
-        super().load_state_dict(state)
-        self._pace = Pace(**state.get("pace", {}))
 
 
 def authors_batchnorm_rows(layer: _BatchNorm, input: Tensor) -> Rows:

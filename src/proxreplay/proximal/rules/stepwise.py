@@ -4,6 +4,8 @@ import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict
+from functools import partial
 from typing import Any, Self, Unpack
 
 import torch
@@ -22,6 +24,7 @@ from proxreplay.proximal.rules.gradients import gradients_of
 from proxreplay.proximal.rules.grams import GramRule, StatisticOptions
 from proxreplay.proximal.rules.layerwise import Reason, Treatment
 from proxreplay.proximal.rules.unscale import NEAR, ScaleWitness
+from proxreplay.proximal.shrinkage.spectral import Pace
 from proxreplay.proximal.statistics.decay import Aged, aged
 from proxreplay.proximal.statistics.step import StepSums, without_sums
 from proxreplay.proximal.statistics.summing import Collected, summed
@@ -340,15 +343,16 @@ class StepwiseRule(GramRule):
 
     def state_dict(self) -> dict[str, Any]:
         """What refreshes or steps made: tensors, numbers and strings in nested dicts."""
+        known = super().state_dict() | {"pace": asdict(self._pace)}
         if self._sums is None:
-            return super().state_dict()
+            return known
         first, *others = self._windows(self._sums)
         steps = {"sums": first, "classes": sorted(self._classes)}
         if others:
             steps["others"] = others
         if self._fisher == "sampled":
             steps["labels"] = self._labels.get_state()
-        return super().state_dict() | {"step": steps}
+        return known | {"step": steps}
 
     def _windows(self, sums: StepSums) -> list[dict[str, Any]]:
         """The state of the window of every process.
@@ -366,11 +370,9 @@ class StepwiseRule(GramRule):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` of the same rule on a model of the same shape gave."""
         super().load_state_dict(state)
+        self._pace = Pace(**state.get("pace", {}))
         if self._sums is not None and "step" in state:
-
-            def there(tensor: Tensor) -> Tensor:
-                return tensor.to(self._device)
-
+            there = partial(Tensor.to, device=self._device)
             sites = self._survey().sites
             windows = [state["step"]["sums"], *state["step"].get("others", ())]
             rank, size = self.processes.rank, self.processes.size
