@@ -149,10 +149,8 @@ class StepWatch(Watcher):
                 handle = put_on(ModuleHook(module, then, *name), with_kwargs=True)
                 hooks.callback(handle.remove)
 
-            put(self.model, self._begin, pre=True)
-            for module in _takers(self.model):
-                if module is not self.model:
-                    put(module, self._begin_part, pre=True)
+            for module in dict.fromkeys([self.model, *_takers(self.model)]):
+                put(module, self._begin, pre=True)
             for name in self._at:
                 put(self.model.get_submodule(name), self._called, name, pre=False)
             if self.fisher != "loss":
@@ -169,14 +167,12 @@ class StepWatch(Watcher):
         self._started, self._forward = 0, None
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._watching():
-            self._start(module, args, kwargs)
-
-    def _begin_part(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """A part of the model that takes a mask is called, by the model or by itself."""
-        if self._watching() and self._forward is not None and self._forward.whole:
+        """The model is called, or a part of it that takes a mask, by the model or by itself."""
+        if not self._watching():
+            return
+        if module is not self.model and self._forward is not None and self._forward.whole:
             self._layout = self._layout_of(module, args, kwargs)
-        elif self._watching():
+        else:
             self._start(module, args, kwargs)
 
     def _start(self, module: nn.Module, args: Any, kwargs: Any) -> _Forward:

@@ -242,8 +242,7 @@ class KroneckerLPR(StepwiseRule):
         made = self._right(site, statistic, omega * b / statistic.samples, last)
         if isinstance(made, str):
             return made
-        factor = made if gain == 1 else _scaled(made, gain)
-        return Treatment(site, factor, statistic.positions, omega)
+        return Treatment(site, _scaled(made, gain), statistic.positions, omega)
 
     def state_dict(self) -> dict[str, Any]:
         """What the steps made: tensors, numbers and strings in nested dicts."""

@@ -15,7 +15,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from proxreplay.options import LPROptions, StepOptions
 from proxreplay.proximal.gram.rows import ColumnRows, Rows
-from proxreplay.proximal.layers.registry import RowsFunction
 from proxreplay.proximal.layers.selection import check_selectors, override_of
 from proxreplay.proximal.layers.sites import Site, unwrap
 from proxreplay.proximal.layers.torch_layers import batchnorm_rows
@@ -123,16 +122,13 @@ class LPR(IncomingRule):
         self.rolling = rolling
         self.statistics = statistics
         check_selectors(unwrap(model), self.overrides, "LPR(overrides=...)")
-        instead: dict[type[nn.Module], RowsFunction] = {}
-        if reference == "authors":
-            instead[_BatchNorm] = authors_batchnorm_rows
         super().__init__(
             model,
             steps=steps,
             split=self.gradient == "incoming",
             keep=omega_0 is None,
             sketch=tolerance > 0,
-            instead=instead,
+            instead={_BatchNorm: authors_batchnorm_rows} if reference == "authors" else {},
             decay=rolling,
             leave=[self._switched_off],
             **options,

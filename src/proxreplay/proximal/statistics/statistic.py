@@ -40,13 +40,11 @@ class Statistic:
 
     def fits(self, other: Any) -> bool:
         """Whether another statistic is of the same columns."""
-        return (
-            isinstance(other, Statistic)
-            and self.G.shape == other.G.shape
-            and self.dtype == other.dtype
-            and (self.picked is None) == (other.picked is None)
-            and (self.picked is None or self.picked.shape == other.picked.shape)  # type: ignore[union-attr]
-        )
+        return isinstance(other, Statistic) and self._kind == other._kind
+
+    @property
+    def _kind(self) -> tuple[Any, ...]:
+        return self.G.shape, self.dtype, None if self.picked is None else self.picked.shape
 
     def times(self, share: float) -> Self:
         """``share * self`` in memory of its own, in the precision of the rows."""
