@@ -14,7 +14,7 @@ add up then only needs to be summed.
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -228,27 +228,27 @@ class StepSums:
         self._step_outputs = {}
         self.steps, self.looked = state["steps"], state["looked"]
         self.in_window, self.mean_weight = state["in_window"], state["mean_weight"]
-        for name, one in state["collectors"].items():
-            self._collectors[name] = self._collector(one, sites)
+        self._collectors = dict(self._loaded(state["collectors"].items(), sites))
         self._examples.update(state["examples"])
         self._weighted.update(state["weighted"])
         for one in states:
             self._own += one.get("own", sum(state["examples"].values()))
-            self._carried += [
-                (name, self._collector(c, sites)) for name, c in one.get("carried", ())
-            ]
+            self._carried += self._loaded(one.get("carried", ()), sites)
             for name, (B, steps) in one["B"].items():
                 before = self._B.get(name)
                 self._B[name] = (B if before is None else grown(before[0], B) + B, steps)
             self._blind |= set(one["blind"])
             self._broken = self._broken or one["broken"]
         for one in others:
-            self._carried += [(n, self._collector(c, sites)) for n, c in one["collectors"].items()]
+            self._carried += self._loaded(one["collectors"].items(), sites)
 
-    def _collector(self, state: Mapping[str, Any], sites: Mapping[str, Site]) -> GramCollector:
-        collector = GramCollector(self.max_dim, sketch=self.sketch, wait=True)
-        collector.load_state(state, sites)
-        return collector
+    def _loaded(
+        self, states: Iterable[tuple[str, Mapping[str, Any]]], sites: Mapping[str, Site]
+    ) -> Iterator[tuple[str, GramCollector]]:
+        for name, state in states:
+            collector = GramCollector(self.max_dim, sketch=self.sketch, wait=True)
+            collector.load_state(state, sites)
+            yield name, collector
 
 
 def without_sums(state: Mapping[str, Any]) -> dict[str, Any]:
