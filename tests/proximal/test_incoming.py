@@ -187,7 +187,7 @@ def test_the_share_is_from_0_to_1_the_same_for_both_and_has_no_unit(pulls):
         scaled.note(8 * a, 8 * b)
     assert 0 <= share.value <= 1
     assert share.value == pytest.approx(swapped.value) == pytest.approx(scaled.value)
-    assert Share.from_state(share.state()) == share
+    assert Share(**share.state()) == share
 
 
 def test_the_share_falls_to_nothing_where_incoming_and_replayed_examples_pull_alike():

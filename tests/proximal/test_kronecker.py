@@ -503,7 +503,7 @@ def watched_steps_(rule, model, steps=3, widest=None):
     """Steps with parts of other weights; ``widest=0`` sums each part by itself."""
     made = rule._new_watch
     if widest is not None:
-        rule._new_watch = lambda parts: vars(watch := made(parts)).update(widest=widest) or watch
+        rule._new_watch = lambda: vars(watch := made()).update(widest=widest) or watch
     for i in range(steps):
         x, y = random(7, 2, 4, 4, seed=i), torch.arange(7) % (2 + (i > 1))
         new, old = Batch(x[:3], y[:3] * 0), Batch(x[3:], y[3:])

@@ -13,6 +13,9 @@ from proxreplay import LPR, Batch, KroneckerLPR, Learner
 from proxreplay.errors import InputError
 from proxreplay.models import mlp, small_cnn
 from proxreplay.options import StepOptions
+from proxreplay.proximal import register_layer
+from proxreplay.proximal.layers import registry
+from proxreplay.proximal.layers.torch_layers import instancenorm_rows
 from proxreplay.serialization import load_state, save_state
 from tests.reference import assert_same_state, dense_shrinkage, flat_gradient
 
@@ -88,6 +91,39 @@ def test_batchnorm_rows_are_those_of_training():
         Z = torch.stack([z, torch.ones_like(z)], dim=1)
         omega = 4.0 / len(Z)
         torch.testing.assert_close(factors(rule)["1"][c], dense_shrinkage(Z, omega))
+
+
+class Doubled(nn.BatchNorm1d):
+    def forward(self, input):
+        return 2 * super().forward(input)
+
+
+def doubled_rows(layer, input):
+    kept = (None, None) if layer.training else (layer.running_mean, layer.running_var)
+    x_hat = F.batch_norm(input, *kept, training=layer.training, momentum=0, eps=layer.eps)
+    return 2 * x_hat.T[:, :, None]
+
+
+def test_rows_registered_for_a_derived_batchnorm_are_used_in_steps_too(monkeypatch):
+    monkeypatch.setattr(registry, "_LAYERS", dict(registry._LAYERS))
+    register_layer(Doubled)(doubled_rows)
+    model = nn.Sequential(Doubled(3), nn.Linear(3, 3)).double().train()
+    model[0].bias.requires_grad_(False)
+    x, y = batch(6, 0, (3,))
+    rule, optimizer = attached(model)
+    step_(model, optimizer, x, y)
+    z = 2 * F.batch_norm(x, None, None, training=True)
+    expected = 1 / (1 + 4.0 / 6 * z.square().sum(0))
+    torch.testing.assert_close(factors(rule)["0"].flatten(), expected)
+
+
+def test_instancenorm_rows_of_one_example_without_a_batch_are_those_of_training():
+    layer = nn.InstanceNorm1d(3, affine=True, track_running_stats=True).double().train()
+    x = torch.randn(3, 5, dtype=torch.float64) + 7
+    Z = instancenorm_rows(layer, x).dense()[:, :, 0]
+    expected = F.instance_norm(x[None], eps=layer.eps)[0]
+    torch.testing.assert_close(Z, expected)
+    assert layer.running_mean.count_nonzero() == 0  # left as they were
 
 
 def test_the_average_over_steps_is_debiased_and_equals_its_naive_twin():

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from proxreplay.batch import tensors_in
 from proxreplay.proximal.gram.rows import DenseRows, Rows
+from proxreplay.proximal.layers.hooks import Watcher
 from proxreplay.proximal.layers.layout import Layout
 from proxreplay.proximal.layers.sites import Site
 
@@ -69,7 +70,7 @@ class PlacedRows(Rows):
         return self.counts[:, None].to(self.dtype)
 
 
-class Tracer(TorchFunctionMode):
+class Tracer(TorchFunctionMode, Watcher):
     """Follows parameters through a forward pass and hands on the rows of their uses.
 
     Args:
@@ -87,17 +88,7 @@ class Tracer(TorchFunctionMode):
         self._kinds = {n: type(site.module(model)).__name__ for n, (site, _) in self._bare.items()}
         self._followed: dict[int, tuple[Tensor, Places]] = {}
         self._added: dict[str, Tensor] = {}
-        self._paused = False
         self._layout = Layout(0)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Look away for a moment."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
 
     @contextmanager
     def on(self, layout: Layout) -> Iterator[None]:
@@ -124,7 +115,7 @@ class Tracer(TorchFunctionMode):
         """Call the function, and see whether a followed tensor goes into it."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if not self._paused and self._bare:
+        if not self.busy and self._bare:
             with self.paused(), torch.no_grad():
                 given = [(x, self._places(x)) for x in tensors_in((args, kwargs))]
                 if any(places is not None for _, places in given):

@@ -1,7 +1,6 @@
 """Rows of every layer during a forward pass; hooks, modes, buffers and RNG are always put back."""
 
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,9 +15,10 @@ from proxreplay.proximal.layers.bare import Tracer
 from proxreplay.proximal.layers.batches import Padded
 from proxreplay.proximal.layers.batches import call as call_usual
 from proxreplay.proximal.layers.calling import Caller
+from proxreplay.proximal.layers.hooks import Watcher
 from proxreplay.proximal.layers.layout import Layout, has_two_sides
 from proxreplay.proximal.layers.registry import RowsFunction, find_layer, rows_by_map
-from proxreplay.proximal.layers.sites import Member, Site
+from proxreplay.proximal.layers.sites import Member, Site, members_by_module
 from proxreplay.proximal.layers.verify import Verifier
 
 NOTHING = "refresh: no examples; give at least one batch with one example."
@@ -62,10 +62,7 @@ def visit(
     Returns:
         ``n``, the number of examples.
     """
-    at: defaultdict[str, list[tuple[Site, Member]]] = defaultdict(list)
-    for site in sites.values():
-        for member in () if site.bare else site.members:
-            at[member.module].append((site, member))
+    at = members_by_module(sites.values())
     number = most = 0
     layout, two = Layout(0), has_two_sides(at)
     bare = [site for site in sites.values() if site.bare]
@@ -164,17 +161,12 @@ def watching(modules: Mapping[str, nn.Module], on_call: OnCall) -> Iterator[None
 
     Calls that ``on_call`` itself makes are not watched.
     """
-    busy = False
+    watcher = Watcher()
 
     def watch(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        nonlocal busy
-        if busy:
-            return
-        busy = True
-        try:
-            on_call(name, module, args, kwargs)
-        finally:
-            busy = False
+        if not watcher.busy:
+            with watcher.paused():
+                on_call(name, module, args, kwargs)
 
     with ExitStack() as stack:
         for name, module in modules.items():

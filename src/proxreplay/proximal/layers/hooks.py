@@ -1,12 +1,28 @@
 """Hooks that belong to one module: a copy or a pickle of the module does not have them."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import nn
+
+
+class Watcher:
+    """Something that looks at the passes of a model, and may look away."""
+
+    busy = False  # passes are not looked at
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Passes inside are not looked at."""
+        before, self.busy = self.busy, True
+        try:
+            yield
+        finally:
+            self.busy = before
 
 
 class ModuleHook:

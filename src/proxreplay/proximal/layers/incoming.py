@@ -26,6 +26,7 @@ from proxreplay.proximal.gram.rows import widened
 from proxreplay.proximal.layers.batches import count_samples
 from proxreplay.proximal.layers.calling import logits_in
 from proxreplay.proximal.layers.capture import full_precision
+from proxreplay.proximal.layers.hooks import Watcher
 from proxreplay.proximal.layers.sites import Site
 
 SMALL = 2**16  # numbers that may be kept from a backward pass until the step
@@ -43,10 +44,9 @@ class Brought:
     M: Tensor
     left: Tensor | None = None
 
-    def gradient(self, M: Tensor | None = None) -> Tensor:
-        """``left' M``, ``[groups, out, D]``, also for another ``M`` of that shape."""
-        M = self.M if M is None else M
-        return M if self.left is None else self.left.mT @ M
+    def gradient(self) -> Tensor:
+        """``left' M``, ``[groups, out, D]``."""
+        return self.M if self.left is None else self.left.mT @ self.M
 
     def squares(self, *Ms: Tensor) -> list[Tensor]:
         """``|left' M|^2`` for every ``M`` of that shape, by ``k x k`` products."""
@@ -104,25 +104,21 @@ class Awaited(NamedTuple):
         with full_precision():
             return self.split(self.layer, self.x, self.delta, self.incoming, self.site)
 
-    def linear(self) -> tuple[Tensor, Tensor]:
-        """Rows ``[k, d]`` and gradients ``[k, out]`` of a Linear layer."""
-        Z, D = self.incoming.of(self.x), self.incoming.of(self.delta)
-        return (Z, D) if Z.ndim == 2 else (Z.flatten(0, -2), D.flatten(0, -2))
+
+def linear_rows_of(x: Tensor, delta: Tensor, incoming: Rowset, site: Site) -> tuple[Tensor, Tensor]:
+    """``Z: [k, D]``, with the column of ones of a bias, and ``D: [k, out]`` of a Linear layer."""
+    Z, D = incoming.of(x).flatten(0, -2), incoming.of(delta).flatten(0, -2)
+    ones = [Z.new_ones(len(Z), len(site.biases))] if site.biases else []
+    pieces = ones if site.weight is None else [Z, *ones]
+    return torch.cat(pieces, dim=1) if len(pieces) > 1 else pieces[0], D
 
 
 def linear_brought(
     layer: nn.Linear, x: Tensor, delta: Tensor, incoming: Rowset, site: Site
 ) -> Brought:
     """Rows as they are where they are fewer than the outputs, else their product."""
-    Z = incoming.of(x).reshape(1, -1, layer.in_features)
-    D = incoming.of(delta).reshape(1, -1, layer.out_features)
-    if site.weight is None:
-        Z = Z[:, :, :0]
-    if site.biases:
-        Z = F.pad(Z, (0, 1), value=1.0)
-    if Z.shape[1] <= layer.out_features:
-        return Brought(Z, D)
-    return Brought(D.mT @ Z)
+    Z, D = (one[None] for one in linear_rows_of(x, delta, incoming, site))
+    return Brought(Z, D) if Z.shape[1] <= layer.out_features else Brought(D.mT @ Z)
 
 
 def convolution_brought(
@@ -196,13 +192,6 @@ def splitter_of(module: nn.Module) -> Splitter | None:
     return norm_brought if isinstance(module, norms) else None
 
 
-def splittable(model: nn.Module, site: Site) -> bool:
-    """Whether the incoming part of a site's gradient can be had: one layer, one map, dense."""
-    member = site.members[0]
-    alone = len(site.members) == 1 and not member.map and not member.lookup
-    return alone and splitter_of(model.get_submodule(member.module)) is not None
-
-
 @dataclass(frozen=True)
 class WatchPlan:
     """What there is to watch in a model, found once and used in many steps.
@@ -220,16 +209,16 @@ class WatchPlan:
         """For these sites of a model, as `unwrap` gives it."""
         found = []
         for site in sites:
-            if splittable(model, site):
-                module = model.get_submodule(site.members[0].module)
-                split = splitter_of(module)
-                assert split is not None
+            member, module = site.members[0], site.module(model)
+            alone = len(site.members) == 1 and not member.map and not member.lookup
+            split = splitter_of(module) if alone else None
+            if split is not None:  # one layer, one map, dense
                 found.append((site, module, split))
         return cls(tuple(found), tuple(m for m in model.modules() if isinstance(m, _BatchNorm)))
 
 
 @dataclass
-class IncomingWatch:
+class IncomingWatch(Watcher):
     """Watches the passes of one step, of which the first ``examples`` are incoming.
 
     Args:
@@ -258,7 +247,6 @@ class IncomingWatch:
         self._handles: list[RemovableHandle] = []
         self.passed = 0
         self._now: tuple[int, int, int] | None = None  # of this forward: own incoming, own, all
-        self._busy = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -267,18 +255,9 @@ class IncomingWatch:
         try:
             yield
         finally:
-            self._busy = True  # gradients that arrive later are not heeded
+            self.busy = True  # gradients that arrive later are not heeded
             for handle in (begin, *self._handles):
                 handle.remove()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Backward passes inside are not those of the step."""
-        before, self._busy = self._busy, True
-        try:
-            yield
-        finally:
-            self._busy = before
 
     def _look_at_layers(self) -> None:
         self._handles.append(self.model.register_forward_hook(self._end))
@@ -328,7 +307,7 @@ class IncomingWatch:
     def _hook(self, site: Site, split: Splitter) -> Callable[..., None]:
         def called(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             now = self._now
-            if now is None or self._busy or self.coupled or not isinstance(output, Tensor):
+            if now is None or self.busy or self.coupled or not isinstance(output, Tensor):
                 return
             if not output.requires_grad or now[0] == 0:
                 return
@@ -347,7 +326,7 @@ class IncomingWatch:
         delta: Tensor,
         now: tuple[int, int],
     ) -> None:
-        if self._busy:
+        if self.busy:
             return
         rows = None if x is None else _rowset(module, x, *now)
         if x is None or rows is None:

@@ -10,7 +10,7 @@ example and time. Sequences that were packed have rows for their own length only
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ def recurrent_rows(
                 c = cell[mine][side]
                 cells = _unprojected(layer, end, sequence, before, c, backwards=side == 1)
                 rows[f"hr{end}"] = DenseRows(sequence.rows(cells))
-        sequence = sequence.carrying(output)
+        sequence = replace(sequence, x=output)
     return rows
 
 
@@ -126,10 +126,6 @@ class _Sequence:
         later = torch.cat([h[1:], first[None]])
         last = (self.lengths - 1)[None, :, None].expand(1, *first.shape)
         return later.scatter(0, last, first[None])
-
-    def carrying(self, x: Tensor) -> "_Sequence":
-        """The same sequences with other values."""
-        return _Sequence(x, self.lengths, self.packed, self.batch_first)
 
 
 def _ends(layer: nn.RNNBase) -> Iterator[str]:

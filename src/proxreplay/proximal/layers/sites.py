@@ -5,7 +5,7 @@ replaces its Parameter objects. Modules that share a weight share a site: their 
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -116,6 +116,15 @@ class Site:
 
     def __str__(self) -> str:
         return f"{self.kind} '{self.name}'"
+
+
+def members_by_module(sites: Iterable[Site]) -> dict[str, list[tuple[Site, Member]]]:
+    """Whose calls bring rows, by the name of the module; bare parameters have none."""
+    found: defaultdict[str, list[tuple[Site, Member]]] = defaultdict(list)
+    for site in sites:
+        for member in () if site.bare else site.members:
+            found[member.module].append((site, member))
+    return found
 
 
 @dataclass(frozen=True)
@@ -246,8 +255,6 @@ def _walk(
             site, lookup = join(name, map_name), linear_map.lookup
             take(_Found(site, kind, name, map_name, layer.rows, weight, bias, lookup), module)
         spoken_for |= here
-        if here:
-            why = f"no linear map of {kind} reads it."
         for key, parameter in module.named_parameters(recurse=False):
             if parameter.requires_grad and join(name, key) not in spoken_for:
                 if why is None:
@@ -261,17 +268,13 @@ def _walk(
 
 def _known(module: nn.Module) -> tuple[Layer | None, Mapping[str, LinearMap], str | None]:
     """What is registered for a module, its maps, and why it has none; no reason for bare ones."""
-    kind = type(module).__name__
-    why = overriding(module)
-    if why is not None:
+    why, layer = overriding(module), find_layer(module)
+    if why is not None or layer is None:
         return None, {}, why
-    layer = find_layer(module)
-    if layer is None:
-        return None, {}, None
     maps = layer.maps(module)
     if isinstance(maps, str):
         return None, {}, maps
-    return layer, maps, f"no linear map of {kind} reads it."
+    return layer, maps, f"no linear map of {type(module).__name__} reads it."
 
 
 def _no_rows(*args: object) -> Tensor:

@@ -11,7 +11,7 @@ its parts that takes one.
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import FunctionType, MethodType
@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.hooks import RemovableHandle
 
 from proxreplay.batch import tensors_in, with_tensors
 from proxreplay.distributed import CallShare, share_of_call
@@ -29,12 +28,11 @@ from proxreplay.errors import InputError
 from proxreplay.proximal.gram.rows import Rows, span_of
 from proxreplay.proximal.layers.calling import logits_in
 from proxreplay.proximal.layers.capture import full_precision, rows_function, untouched
-from proxreplay.proximal.layers.hooks import ModuleHook
+from proxreplay.proximal.layers.hooks import ModuleHook, Watcher
 from proxreplay.proximal.layers.layout import MASK, Layout, has_two_sides
 from proxreplay.proximal.layers.outputs import find_output
 from proxreplay.proximal.layers.registry import RowsFunction, rows_by_map
-from proxreplay.proximal.layers.sites import Member, Site
-from proxreplay.proximal.layers.torch_layers import IN_TRAINING
+from proxreplay.proximal.layers.sites import Member, Site, members_by_module
 from proxreplay.proximal.layers.verify import Verifier
 
 
@@ -99,7 +97,7 @@ class _Forward:
 
 
 @dataclass
-class StepWatch:
+class StepWatch(Watcher):
     """Hooks on a model that hand on the calls of training steps.
 
     Args:
@@ -122,62 +120,45 @@ class StepWatch:
     model: nn.Module
     sites: Mapping[str, Site]
     on_call: Callable[[StepCall], None]
-    gradients: bool = False
-    fisher: str = "loss"
-    labels: torch.Generator | None = None
-    widest: int = 0
-    active: Callable[[], bool] = lambda: True
-    instead: Mapping[type[nn.Module], RowsFunction] = field(default_factory=dict)
-    verifier: Verifier | None = None
+    gradients: bool
+    fisher: str
+    labels: torch.Generator
+    widest: int
+    active: Callable[[], bool]
+    instead: Mapping[type[nn.Module], RowsFunction]
+    verifier: Verifier
 
     def __post_init__(self) -> None:
         self.parts: Sequence[Origin] = EVERYTHING
         self.examples: defaultdict[str, int] = defaultdict(int)  # of the step, by part
         self.own: defaultdict[str, int] = defaultdict(int)  # the same, of this process
         self.scale = 1  # of the gradients, beside that of the loss
-        self.paused = False
         self._started = 0
         self._forward: _Forward | None = None
         self._layout = Layout(1)  # of what was called last
-        self._handles: list[RemovableHandle] = []
-        self._instead = {**IN_TRAINING, **self.instead}
-        self._at: defaultdict[str, list[tuple[Site, Member]]] = defaultdict(list)
-        for site in self.sites.values():
-            for member in () if site.bare else site.members:
-                self._at[member.module].append((site, member))
+        self._at = members_by_module(self.sites.values())
         self._two = has_two_sides(self._at)
 
-    def install(self) -> None:
-        """Put the hooks in place."""
-        begin = ModuleHook(self.model, self._begin)
-        self._handles.append(self.model.register_forward_pre_hook(begin, with_kwargs=True))
-        for module in _takers(self.model):
-            if module is not self.model:
-                hook = ModuleHook(module, self._begin_part)
-                self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-        for name in self._at:
-            module = self.model.get_submodule(name)
-            hook = ModuleHook(module, self._called, name)
-            self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
-        if self.fisher != "loss":
-            end = ModuleHook(self.model, self._end)
-            self._handles.append(self.model.register_forward_hook(end, with_kwargs=True))
-
-    def remove(self) -> None:
-        """Take the hooks away; gradients that still arrive are not heeded."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles, self._forward = [], None
-        self.paused = True
-
     @contextmanager
-    def pausing(self) -> Iterator[None]:
-        """Passes inside are not those of a step."""
-        before, self.paused = self.paused, True
-        try:
-            yield
-        finally:
-            self.paused = before
+    def watching(self) -> Iterator[None]:
+        """The hooks are there inside; gradients that arrive later are not heeded."""
+        with ExitStack() as hooks:
+
+            def put(module: nn.Module, then: Callable[..., None], *name: str, pre: bool) -> None:
+                put_on = module.register_forward_pre_hook if pre else module.register_forward_hook
+                handle = put_on(ModuleHook(module, then, *name), with_kwargs=True)
+                hooks.callback(handle.remove)
+
+            for module in dict.fromkeys([self.model, *_takers(self.model)]):
+                put(module, self._begin, pre=True)
+            for name in self._at:
+                put(self.model.get_submodule(name), self._called, name, pre=False)
+            if self.fisher != "loss":
+                put(self.model, self._end, pre=False)
+            try:
+                yield
+            finally:
+                self.busy, self._forward = True, None
 
     def begin_step(self) -> None:
         """Forget the examples of the step before."""
@@ -186,14 +167,12 @@ class StepWatch:
         self._started, self._forward = 0, None
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._watching():
-            self._start(module, args, kwargs)
-
-    def _begin_part(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """A part of the model that takes a mask is called, by the model or by itself."""
-        if self._watching() and self._forward is not None and self._forward.whole:
+        """The model is called, or a part of it that takes a mask, by the model or by itself."""
+        if not self._watching():
+            return
+        if module is not self.model and self._forward is not None and self._forward.whole:
             self._layout = self._layout_of(module, args, kwargs)
-        elif self._watching():
+        else:
             self._start(module, args, kwargs)
 
     def _start(self, module: nn.Module, args: Any, kwargs: Any) -> _Forward:
@@ -265,7 +244,7 @@ class StepWatch:
 
     def _watching(self) -> bool:
         seen = torch.is_grad_enabled() and self.model.training
-        return seen and not self.paused and self.active()
+        return seen and not self.busy and self.active()
 
     def split(self, forward: _Forward) -> Iterator[tuple[Origin, int, int]]:
         """The parts of a forward pass that count, with their examples in it, of all processes."""
@@ -292,18 +271,12 @@ class StepWatch:
         self, name: str, module: nn.Module, args: Any, kwargs: Any
     ) -> list[tuple[Site, Member, Rows]]:
         """The rows of a call, for every map of the module that is treated."""
-        function, _ = rows_function(module, self._instead)
-        here = self._at[name]
-        if self.verifier is not None:
-            registered, known = rows_function(module, self.instead)
-            if known and not all(self.verifier.knows(module, m, registered) for _, m in here):
-                call = (module, args, kwargs)
-                with untouched(module):
-                    here = [
-                        two
-                        for two in here
-                        if self.verifier.trusts(self.model, *two, registered, call)
-                    ]
+        function, registered = rows_function(module, self.instead)
+        here, look = self._at[name], self.verifier
+        if registered and not all(look.knows(module, m, function) for _, m in here):
+            call = (module, args, kwargs)
+            with untouched(module):
+                here = [two for two in here if look.trusts(self.model, *two, function, call)]
         again = isinstance(module, nn.MultiheadAttention)  # its rows come from another call of it
         with untouched(module) if again else nullcontext():
             rows = rows_by_map(function(module, *args, **kwargs))
@@ -327,15 +300,9 @@ class _Call:
 
     def arrived(self, gradient: Tensor) -> None:
         """Hand on rows, the first time, and gradient."""
-        watch = self.watch
-        if watch.paused:
-            return
-        watch.paused = True  # a rows function may call the layer
-        try:
-            with torch.no_grad(), full_precision():
+        if not self.watch.busy:
+            with self.watch.paused(), torch.no_grad(), full_precision():  # rows may call the layer
                 self._hand_on(gradient)
-        finally:
-            watch.paused = False
 
     def _hand_on(self, gradient: Tensor) -> None:
         watch = self.watch

@@ -16,7 +16,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from proxreplay.proximal.gram.patches import PatchRows
 from proxreplay.proximal.gram.rows import ColumnRows, DenseRows, Rows, span_of
-from proxreplay.proximal.layers.registry import LinearMap, Part, RowsFunction, register_layer
+from proxreplay.proximal.layers.registry import LinearMap, Part, register_layer
 
 
 @register_layer(nn.Linear)
@@ -74,10 +74,10 @@ def transposed_convolution_rows(
 def batchnorm_rows(layer: _BatchNorm, input: Tensor) -> Rows:
     """``z = (x - mean) / sqrt(var + eps)``, one group for every channel.
 
-    Running statistics are used where the layer keeps them, those of the batch where not, as the
-    layer itself does in evaluation mode.
+    Statistics are those of the batch in training and where the layer keeps no running ones, as the
+    layer itself does.
     """
-    if layer.running_mean is not None and layer.running_var is not None:
+    if not layer.training and layer.running_mean is not None and layer.running_var is not None:
         return ColumnRows(input, layer.running_mean, (layer.running_var + layer.eps).rsqrt())
     return ColumnRows(F.batch_norm(input, None, None, training=True, momentum=0, eps=layer.eps))
 
@@ -86,11 +86,9 @@ def batchnorm_rows(layer: _BatchNorm, input: Tensor) -> Rows:
 def instancenorm_rows(layer: _InstanceNorm, input: Tensor) -> Rows:
     """``z`` = the input normalised over its positions, one group for every channel."""
     x = _batched(input, layer._get_no_batch_dim() - 1)
-    keeps = layer.track_running_stats
-    normalised = F.instance_norm(
-        x, layer.running_mean, layer.running_var, use_input_stats=not keeps, eps=layer.eps
-    )
-    return ColumnRows(normalised)
+    own = layer.training or not layer.track_running_stats
+    running = (None, None) if own else (layer.running_mean, layer.running_var)
+    return ColumnRows(F.instance_norm(x, *running, use_input_stats=own, eps=layer.eps))
 
 
 @register_layer(nn.GroupNorm)
@@ -223,23 +221,3 @@ def _batched(x: Tensor, spatial: int) -> Tensor:
 def rows_by_element(x: Tensor, dims: int) -> Tensor:
     """``[*positions, *shape]`` as ``[elements, rows, 1]`` with ``shape`` the last ``dims``."""
     return x.flatten(-dims).reshape(-1, x.shape[-dims:].numel()).T[:, :, None]
-
-
-def training_batchnorm_rows(layer: _BatchNorm, input: Tensor) -> Rows:
-    """``z`` as BatchNorm has it in training: normalised by mean and variance of the batch."""
-    if not layer.training:
-        return batchnorm_rows(layer, input)
-    return ColumnRows(F.batch_norm(input, None, None, training=True, momentum=0, eps=layer.eps))
-
-
-def training_instancenorm_rows(layer: _InstanceNorm, input: Tensor) -> Rows:
-    """``z`` as InstanceNorm has it in training."""
-    if not layer.training or input.ndim < layer._get_no_batch_dim() + 1:
-        return instancenorm_rows(layer, input)
-    return ColumnRows(F.instance_norm(input, use_input_stats=True, eps=layer.eps))
-
-
-IN_TRAINING: dict[type[nn.Module], RowsFunction] = {
-    _BatchNorm: training_batchnorm_rows,
-    _InstanceNorm: training_instancenorm_rows,
-}

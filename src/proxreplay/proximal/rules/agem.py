@@ -9,7 +9,7 @@ after which ``g.r >= 0``: to first order, the loss on the memory does not grow.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -112,11 +112,7 @@ class AGEM(GradientRule):
 
     @torch.no_grad()
     def precondition_(self, only: Collection[int] | None = None) -> None:
-        """``g <- g - min(g.r, 0) / (r.r + eps) r``; nothing without a reference.
-
-        Args:
-            only: ids of the parameters to treat as moving; None for all that have a gradient.
-        """
+        """``g <- g - min(g.r, 0) / (r.r + eps) r``; nothing without a reference."""
         pairs = self._pairs(only)
         if not pairs:
             return
@@ -171,17 +167,13 @@ class AGEM(GradientRule):
     def _reference_mode(self) -> Iterator[None]:
         """Modes for the reference; they and the RNG are as before on leaving."""
         model = unwrap(self.model)
-        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-        modes = [norm.training for norm in norms]
         devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-        with torch.random.fork_rng(devices=devices):
-            try:
-                for norm in norms:
-                    norm.training = norm.training and self.batchnorm != "running"
-                yield
-            finally:
-                for norm, training in zip(norms, modes, strict=True):
-                    norm.training = training
+        with torch.random.fork_rng(devices=devices), ExitStack() as stack:
+            for module in model.modules():
+                if self.batchnorm == "running" and isinstance(module, _BatchNorm):
+                    stack.callback(setattr, module, "training", module.training)
+                    module.training = False
+            yield
 
     def state_dict(self) -> dict[str, Any]:
         """The reference gradient in force."""

@@ -154,13 +154,7 @@ class GradientRule(ABC):
                 "step_() once before their steps."
             )
         self.detach()
-
-        def before_step(
-            optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-            return self._before_step(optimizer, args, kwargs)
-
-        self._handle = optimizer.register_step_pre_hook(before_step)
+        self._handle = optimizer.register_step_pre_hook(self._before_step)
         self._optimizer = optimizer
         return self
 

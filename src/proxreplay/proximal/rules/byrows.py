@@ -13,7 +13,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from proxreplay.proximal.layers.incoming import Awaited, Brought, IncomingWatch, WatchPlan
+from proxreplay.proximal.layers.incoming import (
+    Awaited,
+    Brought,
+    IncomingWatch,
+    WatchPlan,
+    linear_rows_of,
+)
 from proxreplay.proximal.rules.layerwise import Treatment
 from proxreplay.proximal.rules.length import lengthened
 from proxreplay.proximal.shrinkage.forms import DenseShrinkage, Shrinkage
@@ -69,7 +75,8 @@ def multiply_rows_(call: Awaited, factor: Shrinkage, gradients: Sequence[Tensor 
     if not isinstance(factor, SidesShrinkage):
         subtract_rows_(call, factor, gradients, 1.0)
         return
-    Z, D = rows_of(call, factor)
+    Z, D = linear_rows_of(call.x, call.delta, call.incoming, call.site)
+    Z = Z.to(factor.dtype)
     both = factor.right.apply(Z[None])[0]
     D = torch.cat([D, (D @ factor.left[0].to(D.dtype)).mul_(factor.gain)])
     add_(gradients, D, torch.cat([Z.neg(), both]), 1.0)
@@ -92,19 +99,12 @@ def subtract_rows_(
         share: ``s``.
         keep: whether ``c`` keeps the length (`length`); else it is 1.
     """
-    Z, D = rows_of(call, factor)
+    Z, D = linear_rows_of(call.x, call.delta, call.incoming, call.site)
+    Z = Z.to(factor.dtype)
     taken = factor.taken(Z[None])
     if keep:
         taken = lengthened(Brought(Z[None], D[None]), taken)
     add_(gradients, D, taken[0], -share)
-
-
-def rows_of(call: Awaited, factor: Shrinkage) -> tuple[Tensor, Tensor]:
-    """``Z: [k, D]``, with the column of ones of a bias, and ``D: [k, out]``."""
-    Z, D = call.linear()
-    ones = [Z.new_ones(len(Z), len(call.site.biases))] if call.site.biases else []
-    pieces = ones if call.site.weight is None else [Z, *ones]
-    return (torch.cat(pieces, dim=1) if len(pieces) > 1 else pieces[0]).to(factor.dtype), D
 
 
 def add_(gradients: Sequence[Tensor | None], D: Tensor, Z: Tensor, share: float) -> None:

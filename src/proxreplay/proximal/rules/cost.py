@@ -15,6 +15,7 @@ from proxreplay.proximal.layers.torch_layers import TokenRows
 from proxreplay.proximal.rules.layerwise import Treatment
 from proxreplay.proximal.shrinkage.forms import SpectralShrinkage
 from proxreplay.proximal.shrinkage.rowspace import RowShrinkage
+from proxreplay.proximal.statistics.collect import Source
 from proxreplay.proximal.statistics.sketch import Sketch
 
 
@@ -106,8 +107,7 @@ def cost_of(
     survey: Survey,
     batches: Iterable[Any],
     *,
-    max_dim: int,
-    sketch: bool,
+    source: Source,
     samples: int | None,
     batch_dim: int,
     history: bool = False,
@@ -119,8 +119,7 @@ def cost_of(
         model: as `unwrap` gives it; left without a trace.
         survey: from `find_sites`.
         batches: anything the model can be called with.
-        max_dim: columns beyond which no dense factor is made.
-        sketch: whether the rule keeps leading directions beyond ``max_dim``.
+        source: of the rule's statistics.
         samples: the number of examples of the refresh; None for those given.
         batch_dim: the dimension of the examples in a batch.
         history: whether the rule keeps the statistics of earlier refreshes.
@@ -139,10 +138,10 @@ def cost_of(
     for name, site in survey.sites.items():
         if name not in calls:
             untreated[name] = "not called in this forward pass."
-        elif site.width(calls[name][0][0][2]) > max_dim and not sketch:
-            untreated[name] = f"more than max_dim = {max_dim} columns."
+        elif site.width(calls[name][0][0][2]) > source.max_dim and not source.sketch:
+            untreated[name] = f"more than max_dim = {source.max_dim} columns."
         else:
-            layers[name] = _cost(model, site, calls[name], seen, planned, max_dim, history)
+            layers[name] = _cost(model, site, calls[name], seen, planned, source.max_dim, history)
     return Cost(layers, planned, untreated)
 
 

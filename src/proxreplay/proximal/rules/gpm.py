@@ -8,17 +8,16 @@ All is had from the Gram matrix: its eigenvalues are the squared singular values
 representation matrix ``Z'``, its eigenvectors the left singular vectors.
 """
 
-from collections.abc import Collection, Mapping
-from typing import Any, get_args
+from collections.abc import Mapping
+from typing import Any, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 
 from proxreplay.errors import InputError, RefreshError
-from proxreplay.options import MAX_DIM, ProjectionOptions, at_least, below, fraction, one_of
-from proxreplay.proximal.layers.selection import Selector
-from proxreplay.proximal.layers.sites import Site, Survey, unwrap
-from proxreplay.proximal.rules.grams import GramRule
+from proxreplay.options import ProjectionOptions, at_least, below, fraction, one_of
+from proxreplay.proximal.layers.sites import Site, unwrap
+from proxreplay.proximal.rules.grams import GramOptions, GramRule
 from proxreplay.proximal.rules.layerwise import Treatment
 from proxreplay.proximal.rules.norms import Norms, is_norm, plain_norm, tied_weight
 from proxreplay.proximal.shrinkage.forms import DenseShrinkage, SpectralShrinkage
@@ -120,11 +119,7 @@ class GPM(GramRule):
         norms: "plain" lets the scales and shifts of normalisation layers follow the plain gradient
             and names them in `untreated`; "freeze" stops them from the first refresh on, as the GPM
             authors do; "treat" projects them as any other layer.
-        batch_size: examples a forward pass when `refresh` is given one tensor; None for 20 to 200,
-            depending on their size.
-        include: names (a module and everything in it) or types to treat; None for all.
-        exclude: names or types to leave alone.
-        max_dim: linear maps with more columns are left alone and named in `untreated`.
+        options: ``include``, ``exclude``, ``max_dim`` and ``batch_size``, see `GramOptions`.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> gpm = GPM(model, energy=1.0)
@@ -143,10 +138,7 @@ class GPM(GramRule):
         energy_growth: float = 0.0,
         accumulate: bool = False,
         norms: Norms = "plain",
-        batch_size: int | None = None,
-        include: Collection[Selector] | None = None,
-        exclude: Collection[Selector] = (),
-        max_dim: int = MAX_DIM,
+        **options: Unpack[GramOptions],
     ) -> None:
         rule = type(self).__name__
         fraction(**{f"{rule}: energy": energy})
@@ -161,14 +153,8 @@ class GPM(GramRule):
         self.energy_growth = energy_growth
         self.accumulate = accumulate
         self.norms = norms
-        super().__init__(
-            model,
-            batch_size=batch_size,
-            include=include,
-            exclude=exclude,
-            max_dim=max_dim,
-            leave=[tied_weight, *([plain_norm] if norms == "plain" else [])],
-        )
+        leave = [tied_weight, *([plain_norm] if norms == "plain" else [])]
+        super().__init__(model, leave=leave, **options)
 
     @property
     def rank(self) -> dict[str, int]:
@@ -179,17 +165,12 @@ class GPM(GramRule):
             if isinstance(one.factor, SpectralShrinkage)
         }
 
-    def _rebuild(
-        self,
-        survey: Survey,
-        statistics: dict[str, Statistic | Sketch],
-        left_out: Mapping[str, str],
-        of: int | None,
-    ) -> None:
+    def refresh(self, examples: Any, of: int | None = None, **how: Any) -> None:
         """Anew; where bases accumulate, what the new examples never reach keeps its directions."""
         before = self._treatments if self.accumulate else {}
-        super()._rebuild(survey, statistics, left_out, of)
-        kept = {name: one for name, one in before.items() if name in survey.sites}
+        super().refresh(examples, of, **how)
+        sites = self._survey().sites if before else {}
+        kept = {name: one for name, one in before.items() if name in sites}
         untreated = {name: why for name, why in self._untreated.items() if name not in kept}
         self._put_in_force(kept | self._treatments, untreated)
 

@@ -2,20 +2,20 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 
 from proxreplay.distributed import ALONE
 from proxreplay.errors import InputError
-from proxreplay.options import MAX_DIM, count
+from proxreplay.options import count
 from proxreplay.proximal.layers.batches import Mask, as_batches, own_share, with_mask
 from proxreplay.proximal.layers.capture import NOTHING
-from proxreplay.proximal.layers.selection import Selector
+from proxreplay.proximal.layers.registry import RowsFunction
 from proxreplay.proximal.layers.sites import Site, Survey, unwrap
 from proxreplay.proximal.rules.cost import Cost, cost_of
-from proxreplay.proximal.rules.layerwise import LayerwiseRule, Reason, Treatment
+from proxreplay.proximal.rules.layerwise import LayerOptions, LayerwiseRule, Reason, Treatment
 from proxreplay.proximal.rules.sharing import cost_of_inverse, owners, shared_out
 from proxreplay.proximal.shrinkage.spectral import Pace
 from proxreplay.proximal.statistics.collect import Source
@@ -23,6 +23,23 @@ from proxreplay.proximal.statistics.decay import Aged, aged, decay_for
 from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
 from proxreplay.proximal.statistics.summing import Collected, summed
+
+
+class GramOptions(LayerOptions, total=False):
+    """What every `GramRule` can be told."""
+
+    # examples per forward pass when `refresh` is given one tensor; None for 20 to 200, depending on
+    # their size
+    batch_size: int | None
+
+
+class StatisticOptions(GramOptions, total=False):
+    """How a `GramRule` uses statistics."""
+
+    sketch: bool  # whether it can do something with a `Sketch` of layers beyond ``max_dim``
+    # rows functions to use for these types, in place of the registered ones
+    instead: Mapping[type[nn.Module], RowsFunction]
+    decay: float  # of the moving average of statistics over refreshes; 0 uses only the newest
 
 
 class GramRule(LayerwiseRule):
@@ -33,15 +50,12 @@ class GramRule(LayerwiseRule):
 
     Args:
         model: any module, also compiled or wrapped for data parallelism.
-        batch_size: examples per forward pass when `refresh` is given one tensor; None for 20 to
-            200, depending on their size.
-        include: names (a module and everything in it) or types to treat; None for all.
-        exclude: names or types to leave alone.
-        source: where the statistics of a refresh come from; None for Gram matrices only.
-        decay: of the moving average of statistics over refreshes; 0 uses only the newest.
+        batch_size: see `GramOptions`.
+        sketch: see `StatisticOptions`.
+        instead: see `StatisticOptions`.
+        decay: see `StatisticOptions`.
         leave: further reasons for leaving a linear map alone.
-        max_dim: linear maps with more columns have no Gram matrix: they are sketched, where
-            ``source`` does that, or left alone and named in `untreated`.
+        layers: see `LayerOptions`.
     """
 
     def __init__(
@@ -49,17 +63,16 @@ class GramRule(LayerwiseRule):
         model: nn.Module,
         *,
         batch_size: int | None = None,
-        include: Collection[Selector] | None = None,
-        exclude: Collection[Selector] = (),
-        max_dim: int = MAX_DIM,
-        source: Source | None = None,
+        sketch: bool = False,
+        instead: Mapping[type[nn.Module], RowsFunction] | None = None,
         decay: float = 0.0,
         leave: Sequence[Reason] = (),
+        **layers: Unpack[LayerOptions],
     ) -> None:
         count(1, **{f"{type(self).__name__}: batch_size": batch_size})
-        super().__init__(model, include=include, exclude=exclude, max_dim=max_dim, leave=leave)
+        super().__init__(model, leave=leave, **layers)
         self.batch_size = batch_size
-        self._source = Source(max_dim) if source is None else source
+        self._source = Source(self.max_dim, sketch, instead or {})
         self._decay = decay
         self._history: dict[str, Aged] = {}
         self._pace = Pace()
@@ -127,15 +140,7 @@ class GramRule(LayerwiseRule):
         left_out: Mapping[str, str],
         of: int | None,
     ) -> None:
-        """Make every factor from its statistic, wherever those come from.
-
-        Args:
-            survey: the sites.
-            statistics: by site; each is let go as soon as its factor is there.
-            left_out: why other sites have none.
-            of: as for `refresh`.
-        """
-        treatments, untreated = {}, survey.untreated | dict(left_out)
+        """Make every factor from its statistic, which is let go as soon as that is there."""
         samples = max((one.samples for one in statistics.values()), default=0)
         history: dict[str, Aged] = {}
 
@@ -150,14 +155,10 @@ class GramRule(LayerwiseRule):
         def made(name: str) -> Treatment | str:
             return self.treat(survey.sites[name], aging(name))
 
-        for name, one in self._made_together(survey, statistics, made).items():
-            if isinstance(one, str):
-                untreated[name] = one
-            else:
-                treatments[name] = one
+        treatments, without = self._made_together(survey, statistics, made)
         for name in list(statistics):  # whose treatment another process has made
             aging(name)
-        self._put_in_force(treatments, untreated)
+        self._put_in_force(treatments, survey.untreated | dict(left_out) | without)
         self._history = history
         self._pace.refreshed(samples)
 
@@ -166,32 +167,31 @@ class GramRule(LayerwiseRule):
         survey: Survey,
         statistics: Mapping[str, Statistic | Sketch],
         make: Callable[[str], Treatment | str],
-    ) -> dict[str, Treatment | str]:
-        """Every treatment, or why there is none; each process makes some and sends them."""
+    ) -> tuple[dict[str, Treatment], dict[str, str]]:
+        """Treatments, and why a site has none; each process makes some and sends them."""
+        made: dict[str, Treatment | str]
         if self.processes.alone:
-            return {name: make(name) for name in list(statistics)}
+            made = {name: make(name) for name in list(statistics)}
+        else:
 
-        def made(name: str) -> dict[str, Any]:
-            one = make(name)
-            return {"why": one} if isinstance(one, str) else one.state()
+            def sent(name: str) -> dict[str, Any]:
+                one = make(name)
+                return {"why": one} if isinstance(one, str) else one.state()
 
-        costs = {name: cost_of_inverse(one) for name, one in statistics.items()}
-        makers = owners(costs, self.processes.size)
-        found = shared_out(self.processes, makers, made, self._device)
-        return {
-            name: found[name]["why"]
-            if "why" in found[name]
-            else Treatment.from_state(survey.sites[name], found[name], self._device)
-            for name in costs
-        }
+            costs = {name: cost_of_inverse(one) for name, one in statistics.items()}
+            makers = owners(costs, self.processes.size)
+            found = shared_out(self.processes, makers, sent, self._device)
+            made = {
+                name: found[name].get("why")
+                or Treatment.from_state(survey.sites[name], found[name], self._device)
+                for name in costs
+            }
+        return (
+            {name: one for name, one in made.items() if isinstance(one, Treatment)},
+            {name: why for name, why in made.items() if isinstance(why, str)},
+        )
 
-    def cost(
-        self,
-        examples: Any,
-        *,
-        samples: int | None = None,
-        batch_dim: int = 0,
-    ) -> Cost:
+    def cost(self, examples: Any, *, samples: int | None = None, batch_dim: int = 0) -> Cost:
         """What `refresh` and `precondition_` will cost, from one forward pass over examples.
 
         Args:
@@ -203,8 +203,7 @@ class GramRule(LayerwiseRule):
             unwrap(self.model),
             self._survey(),
             as_batches(examples, unwrap(self.model), self.batch_size, batch_dim),
-            max_dim=self.max_dim,
-            sketch=self._source.sketch,
+            source=self._source,
             samples=samples,
             batch_dim=batch_dim,
             history=self._decay > 0,

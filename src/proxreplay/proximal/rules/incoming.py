@@ -23,13 +23,7 @@ from proxreplay.batch import Batch
 from proxreplay.distributed import Processes
 from proxreplay.errors import InputError
 from proxreplay.proximal.layers.capture import full_precision
-from proxreplay.proximal.layers.incoming import (
-    Awaited,
-    Brought,
-    IncomingWatch,
-    WatchPlan,
-    splittable,
-)
+from proxreplay.proximal.layers.incoming import Awaited, Brought, IncomingWatch, WatchPlan
 from proxreplay.proximal.layers.sites import Column, Site, unwrap
 from proxreplay.proximal.rules.byrows import subtract_rows_
 from proxreplay.proximal.rules.gradients import gradients_of, moving_columns
@@ -92,9 +86,8 @@ class IncomingRule(StepwiseRule):
     @property
     def unsplit(self) -> list[str]:
         """Layers whose incoming part nobody can tell: `watched` steps leave them alone."""
-        model = unwrap(self.model)
-        sites = {name: one.site for name, one in self._treatments.items()}
-        return [n for n, s in sites.items() if not splittable(model, s)] if self._split else []
+        known = {site.name for site, _, _ in self._plan_watch(unwrap(self.model)).layers}
+        return [name for name in self._treatments if name not in known] if self._split else []
 
     def _plan_watch(self, model: nn.Module) -> WatchPlan:
         """All layers whose incoming part can be told, if that alone is treated."""
@@ -201,11 +194,7 @@ class IncomingRule(StepwiseRule):
         return 1.0
 
     def precondition_(self, only: Collection[int] | None = None) -> None:
-        """``G <- G Lambda``; in a step whose incoming part is known, on that part alone.
-
-        Args:
-            only: ids of the parameters to treat as moving; None for all that have a gradient.
-        """
+        """``G <- G Lambda``; in a step whose incoming part is known, on that part alone."""
         if not self._taken:
             super().precondition_(only)
         elif self._share.value > 0:
@@ -256,7 +245,7 @@ class IncomingRule(StepwiseRule):
                 stacklevel=2,
             )
         self._watched = []
-        self._share = Share.from_state(state.get("share", {}))
+        self._share = Share(**state.get("share", {}))
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_taken": []}

@@ -9,23 +9,20 @@ is one gradient step of size eta in the metric P: the minimiser of ``<G, W> + ||
 eta)`` plus ``omega / eta`` times the divergence of the predictions. LPR is ``B = I``.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 
-from proxreplay.options import KRONECKER_STEPS, MAX_DIM, KroneckerOptions, StepOptions
-from proxreplay.proximal.layers.selection import Selector
+from proxreplay.options import KRONECKER_STEPS, KroneckerOptions, StepOptions
 from proxreplay.proximal.layers.sites import Site, unwrap
-from proxreplay.proximal.rules.layerwise import Treatment
+from proxreplay.proximal.rules.layerwise import LayerOptions, Treatment
 from proxreplay.proximal.rules.norms import plain_norm
 from proxreplay.proximal.rules.stepwise import StepwiseRule
 from proxreplay.proximal.shrinkage.choose import shrinkage_of
 from proxreplay.proximal.shrinkage.forms import DenseShrinkage, Shrinkage, SpectralShrinkage
 from proxreplay.proximal.shrinkage.inverse import dense_inverse_
-from proxreplay.proximal.shrinkage.spectral import Pace
 from proxreplay.proximal.shrinkage.twosided import (
     SidesShrinkage,
     balance,
@@ -33,7 +30,6 @@ from proxreplay.proximal.shrinkage.twosided import (
     left_shrinkage,
     mean_eigenvalue,
 )
-from proxreplay.proximal.statistics.collect import Source
 from proxreplay.proximal.statistics.decay import Aged
 from proxreplay.proximal.statistics.few import FewRows
 from proxreplay.proximal.statistics.sketch import Sketch
@@ -73,10 +69,9 @@ class KroneckerLPR(StepwiseRule):
             then as long as ``lr / tau`` of plain ones.
         tau_growth: what ``tau`` gains per step.
         steps: how the training steps are looked at.
-        include: names (a module and everything in it) or types to treat; None for all.
-        exclude: names or types to leave alone.
-        max_dim: layers with more columns are sketched on the inputs' side.
         seed: of the labels that are drawn.
+        layers: ``include``, ``exclude`` and ``max_dim``, see `LayerOptions`; beyond ``max_dim``
+            columns, layers are sketched on the inputs' side.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -100,10 +95,8 @@ class KroneckerLPR(StepwiseRule):
         tau: float | None = KroneckerOptions.tau,
         tau_growth: float = KroneckerOptions.tau_growth,
         steps: StepOptions = KRONECKER_STEPS,
-        include: Collection[Selector] | None = None,
-        exclude: Collection[Selector] = (),
-        max_dim: int = MAX_DIM,
         seed: int = 0,
+        **layers: Unpack[LayerOptions],
     ) -> None:
         KroneckerOptions(strength, scope, form, fisher, norms, tolerance, tau, tau_growth)
         self.strength = strength
@@ -124,11 +117,9 @@ class KroneckerLPR(StepwiseRule):
             gradients=True,
             fisher=fisher,
             seed=seed,
-            include=include,
-            exclude=exclude,
-            max_dim=max_dim,
-            source=Source(max_dim, sketch=tolerance > 0),
+            sketch=tolerance > 0,
             leave=[plain_norm] if norms == "plain" else [],
+            **layers,
         )
 
     @property
@@ -251,18 +242,15 @@ class KroneckerLPR(StepwiseRule):
         made = self._right(site, statistic, omega * b / statistic.samples, last)
         if isinstance(made, str):
             return made
-        factor = made if gain == 1 else _scaled(made, gain)
-        return Treatment(site, factor, statistic.positions, omega)
+        return Treatment(site, _scaled(made, gain), statistic.positions, omega)
 
     def state_dict(self) -> dict[str, Any]:
         """What the steps made: tensors, numbers and strings in nested dicts."""
-        own = {"pace": asdict(self._pace), "one_sided": dict(self._one_sided)}
-        return super().state_dict() | own
+        return super().state_dict() | {"one_sided": dict(self._one_sided)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` of the same rule on a model of the same shape gave."""
         super().load_state_dict(state)
-        self._pace = Pace(**state["pace"])
         self._one_sided = dict(state["one_sided"])
 
 

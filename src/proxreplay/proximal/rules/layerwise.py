@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,14 @@ COLUMNS = "kernel, channel"  # the order in which states have those of a convolu
 
 Reason = Callable[[nn.Module, Site], str | None]
 """From a model and a site of it to why a rule leaves that alone; None if it does not."""
+
+
+class LayerOptions(TypedDict, total=False):
+    """What every `LayerwiseRule` can be told about the layers to treat."""
+
+    include: Collection[Selector] | None  # names (a module and all in it) or types; None for all
+    exclude: Collection[Selector]  # names or types to leave alone
+    max_dim: int  # linear maps with more columns are left alone and named in `untreated`
 
 
 @dataclass(frozen=True)
@@ -132,9 +140,9 @@ class LayerwiseRule(GradientRule):
 
     Args:
         model: any module, also compiled or wrapped for data parallelism.
-        include: names (a module and everything in it) or types to treat; None for all.
-        exclude: names or types to leave alone.
-        max_dim: linear maps with more columns are left alone and named in `untreated`.
+        include: see `LayerOptions`.
+        exclude: see `LayerOptions`.
+        max_dim: see `LayerOptions`.
         leave: further reasons for leaving a linear map alone.
     """
 
@@ -207,11 +215,7 @@ class LayerwiseRule(GradientRule):
 
     @torch.no_grad()
     def precondition_(self, only: Collection[int] | None = None) -> None:
-        """``G <- G Lambda`` for every layer that has a gradient and a factor.
-
-        Args:
-            only: ids of the parameters to treat as moving; None for all that have a gradient.
-        """
+        """``G <- G Lambda`` for every layer that has a gradient and a factor."""
         if self._optimizer is None:
             self._say_if_idle()
         gradients = gradients_of(unwrap(self.model), self._columns, only)

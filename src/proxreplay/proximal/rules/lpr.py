@@ -8,31 +8,27 @@ which is one gradient step of size eta in the metric P, or the minimiser of
 ``<G, W> + ||W - W_j||^2 / (2 eta) + omega ||(W - W_j) Z'||^2 / (2 eta)`` (the paper's Appendix A).
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import asdict
-from typing import Any
+from typing import Unpack
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from proxreplay.options import MAX_DIM, LPROptions, StepOptions
+from proxreplay.options import LPROptions, StepOptions
 from proxreplay.proximal.gram.rows import ColumnRows, Rows
-from proxreplay.proximal.layers.registry import RowsFunction
-from proxreplay.proximal.layers.selection import Selector, check_selectors, override_of
+from proxreplay.proximal.layers.selection import check_selectors, override_of
 from proxreplay.proximal.layers.sites import Site, unwrap
 from proxreplay.proximal.layers.torch_layers import batchnorm_rows
 from proxreplay.proximal.rules.cost import counted_work
+from proxreplay.proximal.rules.grams import GramOptions
 from proxreplay.proximal.rules.incoming import IncomingRule
 from proxreplay.proximal.rules.layerwise import Treatment
 from proxreplay.proximal.shrinkage.choose import shrinkage_of
-from proxreplay.proximal.shrinkage.spectral import Pace
 from proxreplay.proximal.shrinkage.strength import (
     AnyStrength,
     Overrides,
     RelativeStrength,
     Strength,
 )
-from proxreplay.proximal.statistics.collect import Source
 from proxreplay.proximal.statistics.sketch import Sketch
 from proxreplay.proximal.statistics.statistic import Statistic
 
@@ -49,15 +45,8 @@ class LPR(IncomingRule):
             and steps turn gradients without making them shorter.
         beta: with ``omega_0``, how much layers with many positions are spared: their strength is
             divided by ``positions ** beta``.
-        batch_size: examples per forward pass when `refresh` is given one tensor; None for 20 to
-            200, depending on their size.
-        include: names (a module and everything in it) or types to treat; None for all.
-        exclude: names or types to leave alone.
         overrides: another `Strength` or `RelativeStrength` for some layers, by name or type; the
             longest name that fits goes before a type, a derived type before its base.
-        max_dim: layers with more columns have no ``d x d`` matrix. Only the directions that are
-            shrunk are kept; where too many are needed for ``tolerance``, or it is 0, the layer is
-            left alone and named in `untreated`.
         reference: "authors" repeats two habits of the released code, for comparison: BatchNorm rows
             are divided by ``var + eps`` without the root, and Linear layers on sequences are not
             spared (``n_eff = 1``).
@@ -79,6 +68,10 @@ class LPR(IncomingRule):
         work: without ``omega_0``, most that a refresh may take of the counted work of the steps
             since the last one; a `Learner` with the default interval leaves out those that take
             more (`due`). 0 for no limit.
+        options: ``include``, ``exclude``, ``max_dim`` and ``batch_size``, see `GramOptions`. Layers
+            with more than ``max_dim`` columns have no ``d x d`` matrix. Only the directions that
+            are shrunk are kept; where too many are needed for ``tolerance``, or it is 0, the layer
+            is left alone and named in `untreated`.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -100,11 +93,7 @@ class LPR(IncomingRule):
         omega_0: float | None = LPROptions.omega_0,
         beta: float = LPROptions.beta,
         *,
-        batch_size: int | None = None,
-        include: Collection[Selector] | None = None,
-        exclude: Collection[Selector] = (),
         overrides: Overrides | None = None,
-        max_dim: int = MAX_DIM,
         reference: str = LPROptions.reference,
         tolerance: float = LPROptions.tolerance,
         rolling: float = LPROptions.rolling,
@@ -112,6 +101,7 @@ class LPR(IncomingRule):
         level: float = LPROptions.level,
         gradient: str | None = LPROptions.gradient,
         work: float = LPROptions.work,
+        **options: Unpack[GramOptions],
     ) -> None:
         steps = statistics if isinstance(statistics, StepOptions) else None
         if isinstance(statistics, str):
@@ -132,21 +122,16 @@ class LPR(IncomingRule):
         self.rolling = rolling
         self.statistics = statistics
         check_selectors(unwrap(model), self.overrides, "LPR(overrides=...)")
-        instead: dict[type[nn.Module], RowsFunction] = {}
-        if reference == "authors":
-            instead[_BatchNorm] = authors_batchnorm_rows
         super().__init__(
             model,
             steps=steps,
             split=self.gradient == "incoming",
             keep=omega_0 is None,
-            batch_size=batch_size,
-            include=include,
-            exclude=exclude,
-            max_dim=max_dim,
-            source=Source(max_dim, sketch=tolerance > 0, instead=instead),
+            sketch=tolerance > 0,
+            instead={_BatchNorm: authors_batchnorm_rows} if reference == "authors" else {},
             decay=rolling,
             leave=[self._switched_off],
+            **options,
         )
 
     def treat(self, site: Site, statistic: Statistic | Sketch) -> Treatment | str:
@@ -197,15 +182,6 @@ class LPR(IncomingRule):
 
     def _switched_off(self, model: nn.Module, site: Site) -> str | None:
         return "its strength is 0." if self._strength(model, site).off else None
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the refreshes made: tensors, numbers and strings in nested dicts."""
-        return super().state_dict() | ({"pace": asdict(self._pace)} if self.tolerance > 0 else {})
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` of the same rule on a model of the same shape gave."""
-        super().load_state_dict(state)
-        self._pace = Pace(**state.get("pace", {}))
 
 
 def authors_batchnorm_rows(layer: _BatchNorm, input: Tensor) -> Rows:

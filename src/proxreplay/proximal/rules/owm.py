@@ -13,9 +13,9 @@ within a few steps at alpha = 1e-5, and then diverges; ``S S'`` has none whateve
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from proxreplay.batch import Batch
 from proxreplay.distributed import Processes
 from proxreplay.errors import InputError, RefreshError
-from proxreplay.options import MAX_DIM, one_of
+from proxreplay.options import one_of
 from proxreplay.proximal.gram.patches import PatchRows
 from proxreplay.proximal.gram.rows import Rows
 from proxreplay.proximal.layers.batches import count_samples, own_share
@@ -31,7 +31,7 @@ from proxreplay.proximal.layers.capture import Call, visit
 from proxreplay.proximal.layers.selection import Selector, check_selectors, override_of
 from proxreplay.proximal.layers.sites import Site, Survey, unwrap
 from proxreplay.proximal.rules.alpha import AdaptiveAlpha, Alpha, ConstantAlpha
-from proxreplay.proximal.rules.layerwise import LayerwiseRule, Treatment
+from proxreplay.proximal.rules.layerwise import LayerOptions, LayerwiseRule, Treatment
 from proxreplay.proximal.rules.norms import Norms, plain_norm, tied_weight
 from proxreplay.proximal.shrinkage.forms import RootShrinkage
 
@@ -52,11 +52,9 @@ class OWM(LayerwiseRule):
             the harder the projection. None for the default of the rule.
         norms: "plain" lets the scales and shifts of normalisation layers follow the plain gradient
             and names them in `untreated`; "treat" gives them a matrix for each channel.
-        include: names (a module and everything in it) or types to treat; None for all.
-        exclude: names or types to leave alone.
         overrides: another alpha for some layers, by name or type; the longest name that fits goes
             before a type, a derived type before its base.
-        max_dim: linear maps with more columns are left alone and named in `untreated`.
+        layers: ``include``, ``exclude`` and ``max_dim``, see `LayerOptions`.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> owm = OWM(model, alpha=1e-3)
@@ -75,10 +73,8 @@ class OWM(LayerwiseRule):
         alpha: float | Alpha | None = None,
         *,
         norms: Norms = "plain",
-        include: Collection[Selector] | None = None,
-        exclude: Collection[Selector] = (),
         overrides: Mapping[Selector, float | Alpha] | None = None,
-        max_dim: int = MAX_DIM,
+        **layers: Unpack[LayerOptions],
     ) -> None:
         rule = type(self).__name__
         one_of(("plain", "treat"), **{f"{rule}: norms": norms})
@@ -88,7 +84,7 @@ class OWM(LayerwiseRule):
         self._observed = 0
         check_selectors(unwrap(model), self.overrides, f"{rule}(overrides=...)")
         leave = [tied_weight, *([plain_norm] if norms == "plain" else [])]
-        super().__init__(model, include=include, exclude=exclude, max_dim=max_dim, leave=leave)
+        super().__init__(model, leave=leave, **layers)
 
     def refresh(self, examples: Any, of: int | None = None) -> None:
         """Nothing: what it knows came with the stream, by `observe`."""

@@ -10,9 +10,7 @@ arrive, or because the newest are known much better than the rest, it acts fully
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 DECAY = 0.97  # of the moving averages, per step
 LEAST = 1e-12  # a loss of 0 would have no logarithm
@@ -42,15 +40,10 @@ class Share:
         self.replayed = _averaged(self.replayed, replayed)
 
     def state(self) -> dict[str, float]:
-        """Its numbers, from which `from_state` makes it again."""
+        """Its numbers, if there are any yet: the arguments that make it again."""
         if self.incoming is None or self.replayed is None:
             return {}
         return {"incoming": self.incoming, "replayed": self.replayed}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> "Share":
-        """The inverse of `state`."""
-        return cls(state.get("incoming"), state.get("replayed"))
 
 
 def _averaged(before: float | None, new: float) -> float:

@@ -3,30 +3,29 @@
 import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, Self
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from proxreplay.batch import Batch
+from proxreplay.batch import Batch, with_tensors
 from proxreplay.errors import InputError, RefreshError
-from proxreplay.options import MAX_DIM, StepOptions
+from proxreplay.options import StepOptions
 from proxreplay.proximal.layers.capture import as_written, full_precision
 from proxreplay.proximal.layers.incoming import IncomingWatch, WatchPlan
-from proxreplay.proximal.layers.selection import Selector
 from proxreplay.proximal.layers.sites import Site, unwrap
 from proxreplay.proximal.layers.steps import EVERYTHING, Origin, StepWatch
 from proxreplay.proximal.rules.byrows import calls_of, multiply_rows_, plan_rows
 from proxreplay.proximal.rules.gradients import gradients_of
-from proxreplay.proximal.rules.grams import GramRule
+from proxreplay.proximal.rules.grams import GramRule, StatisticOptions
 from proxreplay.proximal.rules.layerwise import Reason, Treatment
 from proxreplay.proximal.rules.unscale import NEAR, ScaleWitness
-from proxreplay.proximal.statistics.collect import Source
+from proxreplay.proximal.shrinkage.spectral import Pace
 from proxreplay.proximal.statistics.decay import Aged, aged
-from proxreplay.proximal.statistics.sketch import Sketch
-from proxreplay.proximal.statistics.statistic import Statistic
 from proxreplay.proximal.statistics.step import StepSums, without_sums
 from proxreplay.proximal.statistics.summing import Collected, summed
 
@@ -40,11 +39,13 @@ class StepwiseRule(GramRule):
     in training mode that a backward pass goes through count, each once.
 
     Args:
-        model: as for `GramRule`, like all further arguments but the following.
+        model: as for `GramRule`.
         steps: how the training steps are looked at; None for statistics from `refresh`.
         gradients: whether the gradients at the layers' outputs are asked for.
         fisher: of what they are gradients, see `StepWatch`.
         seed: of the labels that are drawn.
+        leave: as for `GramRule`.
+        options: as for `GramRule`.
     """
 
     _ever_watched = False
@@ -57,36 +58,23 @@ class StepwiseRule(GramRule):
         gradients: bool = False,
         fisher: str = "loss",
         seed: int = 0,
-        batch_size: int | None = None,
-        include: Collection[Selector] | None = None,
-        exclude: Collection[Selector] = (),
-        max_dim: int = MAX_DIM,
-        source: Source | None = None,
-        decay: float = 0.0,
         leave: Sequence[Reason] = (),
+        **options: Unpack[StatisticOptions],
     ) -> None:
         if steps is not None:
             self._not_yet = "no training step yet."
             leave = [*leave, _bare]
-        super().__init__(
-            model,
-            batch_size=batch_size,
-            include=include,
-            exclude=exclude,
-            max_dim=max_dim,
-            source=source,
-            decay=decay,
-            leave=leave,
-        )
+        super().__init__(model, leave=leave, **options)
         self._gradients, self._fisher = gradients, fisher
         self._labels = torch.Generator().manual_seed(seed)
         self._sums: StepSums | None = None
         if steps is not None:
-            own = fisher != "loss"
-            self._sums = StepSums(steps, max_dim, sketch=self._source.sketch, per_example=own)
+            sketch, own = self._source.sketch, fisher != "loss"
+            self._sums = StepSums(steps, self.max_dim, sketch=sketch, per_example=own)
         self._watch: StepWatch | None = None
         self._attached: StepWatch | None = None
         self._witness: ScaleWitness | None = None
+        self._hooks = ExitStack()  # from `attach` to `detach`
         self._classes: set[int] = set()
         self._warned_broken = False
         self._open: list[IncomingWatch] = []
@@ -99,26 +87,20 @@ class StepwiseRule(GramRule):
         return self._sums is None
 
     def attach(self, optimizer: Optimizer) -> Self:
-        """Act inside every ``optimizer.step()``, and look at training steps if that is asked for.
-
-        Args:
-            optimizer: as for `GradientRule.attach`.
-        """
+        """Act inside every ``optimizer.step()``, and look at training steps where that is asked."""
         super().attach(optimizer)
         if self._sums is not None:
-            self._attached = self._watch = self._new_watch(EVERYTHING)
-            self._attached.install()
+            self._attached = self._watch = self._new_watch()
+            self._hooks.enter_context(self._attached.watching())
             if self._gradients and self._fisher == "loss":
-                self._witness = ScaleWitness(unwrap(self.model), self._survey().sites).install()
+                self._witness = ScaleWitness(unwrap(self.model), self._survey().sites)
+                self._hooks.enter_context(self._witness.watching())
         return self
 
     def detach(self) -> None:
         """Undo `attach`; nothing happens if it was not attached."""
         super().detach()
-        if self._attached is not None:
-            self._attached.remove()
-        if self._witness is not None:
-            self._witness.remove()
+        self._hooks.close()
         self._attached = self._watch = self._witness = None
 
     @contextmanager
@@ -148,29 +130,23 @@ class StepwiseRule(GramRule):
     @contextmanager
     def _looking(self, incoming: Batch | None, replay: Batch | None) -> Iterator[None]:
         assert self._sums is not None
-        watch = self._attached or self._new_watch(EVERYTHING)
+        watch = self._attached or self._new_watch()
         watch.parts = self._parts(incoming, replay)
         self._watch = watch
-        if watch is not self._attached:
-            watch.install()
         try:
-            with as_written():
+            with nullcontext() if self._attached else watch.watching(), as_written():
                 yield
         except BaseException:
             self._sums.drop_window()
             raise
-        finally:
-            if watch is not self._attached:
-                watch.remove()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Backward passes inside are not those of the step."""
         with ExitStack() as stack:
-            for one in self._open:
-                stack.enter_context(one.paused())
-            if self._watch is not None:
-                stack.enter_context(self._watch.pausing())
+            for one in (*self._open, self._watch):
+                if one is not None:
+                    stack.enter_context(one.paused())
             yield
 
     def step_(self, only: Collection[int] | None = None) -> None:
@@ -272,10 +248,10 @@ class StepwiseRule(GramRule):
             "inside of `with rule.watched():`."
         )
 
-    def _new_watch(self, parts: Sequence[Origin]) -> StepWatch:
+    def _new_watch(self) -> StepWatch:
         sums = self._sums
         assert sums is not None
-        watch = StepWatch(
+        return StepWatch(
             unwrap(self.model),
             self._survey().sites,
             sums.add,
@@ -287,8 +263,6 @@ class StepwiseRule(GramRule):
             instead=self._source.instead,
             verifier=self._verifier,
         )
-        watch.parts = parts
-        return watch
 
     def _parts(self, incoming: Batch | None, replay: Batch | None) -> Sequence[Origin]:
         """The examples of a step that count alike, in the order in which they pass."""
@@ -348,39 +322,37 @@ class StepwiseRule(GramRule):
         def made(name: str) -> Treatment | str:
             return self.treat(survey.sites[name], history[name].instead_of(statistics[name]))
 
-        for name, one in self._made_together(survey, statistics, made).items():
-            if isinstance(one, str):
-                untreated[name] = one
-                treatments.pop(name, None)
-            else:
-                treatments[name] = one
+        new, without = self._made_together(survey, statistics, made)
+        treatments = {n: t for n, t in treatments.items() if n not in without} | new
+        untreated |= without
         self._history = history
         missing = survey.sites.keys() - treatments.keys() - untreated.keys()
         self._put_in_force(treatments, untreated | dict.fromkeys(sorted(missing), NOT_CALLED))
         self._pace.refreshed()
 
     def __getstate__(self) -> dict[str, Any]:
-        nothing = dict.fromkeys(("_watch", "_attached", "_witness", "_plan"))
+        nothing = dict.fromkeys(("_watch", "_attached", "_witness", "_hooks", "_plan"))
         nothing |= {"_watched": [], "_open": []}
         labels = {"_labels": self._labels.get_state()}  # a generator cannot be copied
         return super().__getstate__() | nothing | labels
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        vars(self).update(state, _hooks=ExitStack())
         self._labels = torch.Generator()
         self._labels.set_state(state["_labels"])
 
     def state_dict(self) -> dict[str, Any]:
         """What refreshes or steps made: tensors, numbers and strings in nested dicts."""
+        known = super().state_dict() | {"pace": asdict(self._pace)}
         if self._sums is None:
-            return super().state_dict()
+            return known
         first, *others = self._windows(self._sums)
         steps = {"sums": first, "classes": sorted(self._classes)}
         if others:
             steps["others"] = others
         if self._fisher == "sampled":
             steps["labels"] = self._labels.get_state()
-        return super().state_dict() | {"step": steps}
+        return known | {"step": steps}
 
     def _windows(self, sums: StepSums) -> list[dict[str, Any]]:
         """The state of the window of every process.
@@ -392,40 +364,28 @@ class StepwiseRule(GramRule):
         if processes.alone or not sums.in_window:
             return [own]
         if processes.replicated:
-            return processes.tell(_moved(own, torch.device("cpu")))
+            return processes.tell(with_tensors(own, Tensor.cpu))
         return [without_sums(own) | {"in_window": 0, "examples": {}, "weighted": {}}]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` of the same rule on a model of the same shape gave."""
         super().load_state_dict(state)
+        self._pace = Pace(**state.get("pace", {}))
         if self._sums is not None and "step" in state:
-            device = next(unwrap(self.model).parameters()).device
+            there = partial(Tensor.to, device=self._device)
             sites = self._survey().sites
             windows = [state["step"]["sums"], *state["step"].get("others", ())]
             rank, size = self.processes.rank, self.processes.size
             own = windows[rank::size] or [without_sums(windows[0])]
-            self._sums.load_state(_moved(own, device), sites)
+            self._sums.load_state(with_tensors(own, there), sites)
             self._classes = set(state["step"]["classes"])
             if "labels" in state["step"]:
                 self._labels.set_state(state["step"]["labels"].cpu())
             self._history = {
-                name: Aged(_statistic_on(one.mean, device), one.weight)
+                name: Aged.from_state(with_tensors(one.state(), there))
                 for name, one in self._history.items()
             }
 
 
 def _bare(model: nn.Module, site: Site) -> str | None:
     return "a parameter without a layer; only a refresh finds its rows." if site.bare else None
-
-
-def _statistic_on(one: Statistic | Sketch, device: torch.device) -> Statistic | Sketch:
-    return type(one).from_state(_moved(one.state(), device))
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    """Nested dicts and lists with all tensors on a device."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: _moved(one, device) for key, one in value.items()}
-    return [_moved(one, device) for one in value] if isinstance(value, list) else value

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -59,11 +58,6 @@ class ScaleWitness:
                 hook = parameter.register_hook(partial(self._note, name))
                 self._hooks[name] = parameter, hook
 
-    def install(self) -> Self:
-        """Put the hooks in place until `remove`."""
-        self._follow()
-        return self
-
     def _note(self, name: str, gradient: Tensor) -> None:
         gradient, before = gradient.detach(), self.arrived.get(name)
         self.arrived[name] = gradient.clone() if before is None else before + gradient
@@ -75,7 +69,9 @@ class ScaleWitness:
         try:
             yield
         finally:
-            self._release()
+            for _, handle in self._hooks.values():
+                handle.remove()
+            self._hooks = {}
 
     def nothing_accumulated(self) -> bool:
         """Whether the gradients were zeroed since the last backward pass: none is not zero."""
@@ -136,16 +132,6 @@ class ScaleWitness:
             return 1.0
         power = 2.0 ** round(math.log2(ratio))
         return power if abs(ratio / power - 1) < NEAR else 1.0
-
-    def remove(self) -> None:
-        """Take the hooks away, and forget what arrived."""
-        self._release()
-        self.forget()
-
-    def _release(self) -> None:
-        for _, handle in self._hooks.values():
-            handle.remove()
-        self._hooks = {}
 
 
 def _first_nonzero(arrived: Sequence[Tensor | None], processes: Processes) -> int | None:

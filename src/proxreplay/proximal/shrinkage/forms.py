@@ -1,30 +1,40 @@
 """The forms of a shrinkage ``Lambda``: dense, by its directions, per row, by a root."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+
+from proxreplay.errors import InputError
 
 
 @dataclass(frozen=True)
 class Shrinkage(ABC):
     """A symmetric ``Lambda: [groups, width, width]`` with eigenvalues in [0, 1], in some form.
 
-    A form is a frozen dataclass. Its first field is a tensor ``[groups, width, ...]``.
+    A form is a frozen dataclass of tensors, numbers and other forms, and is told from the others
+    by the names of its fields. The first one is a tensor ``[groups, width, ...]``.
     """
 
+    forms: ClassVar[list[type["Shrinkage"]]] = []  # all that there are
+
+    def __init_subclass__(cls) -> None:
+        cls.forms.append(cls)
+
     @cached_property
-    def _tensors(self) -> dict[str, Tensor]:
+    def _parts(self) -> dict[str, Any]:
+        """Its tensors and other forms."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return {name: one for name, one in values.items() if isinstance(one, Tensor | Shrinkage)}
 
     @cached_property
     def _first(self) -> Tensor:
-        return next(iter(self._tensors.values()))
+        first: Tensor = getattr(self, fields(self)[0].name)
+        return first
 
     @property
     def groups(self) -> int:
@@ -49,7 +59,8 @@ class Shrinkage(ABC):
     @property
     def bytes(self) -> int:
         """Memory it takes."""
-        return sum(tensor.nbytes for tensor in self._tensors.values())
+        parts = self._parts.values()
+        return sum(one.nbytes if isinstance(one, Tensor) else one.bytes for one in parts)
 
     @abstractmethod
     def apply(self, M: Tensor) -> Tensor:
@@ -69,11 +80,15 @@ class Shrinkage(ABC):
 
     def to(self, device: torch.device) -> Self:
         """The same on another device."""
-        return replace(self, **{name: one.to(device) for name, one in self._tensors.items()})
+        return replace(self, **{name: one.to(device) for name, one in self._parts.items()})
 
     def state(self) -> dict[str, Any]:
-        """Its tensors, from which `shrinkage_from_state` makes it again."""
-        return dict(self._tensors)
+        """Nested dicts of tensors, from which `shrinkage_from_state` makes it again."""
+        numbers = [field.name for field in fields(self) if field.type is float]
+        return {
+            name: one if isinstance(one, Tensor) else one.state()
+            for name, one in self._parts.items()
+        } | {name: torch.tensor(getattr(self, name), dtype=torch.float64) for name in numbers}
 
 
 @dataclass(frozen=True)
@@ -157,10 +172,6 @@ class SpectralShrinkage(Shrinkage):
         U, sigma, _ = torch.linalg.svd(half, full_matrices=False)
         return SpectralShrinkage(U, sigma**2, self.scale)
 
-    def state(self) -> dict[str, Any]:
-        """Its tensors and the scale."""
-        return super().state() | {"scale": torch.tensor(self.scale, dtype=torch.float64)}
-
 
 @dataclass(frozen=True)
 class RowwiseShrinkage(Shrinkage):
@@ -217,28 +228,15 @@ class RootShrinkage(Shrinkage):
         return DenseShrinkage(self.S @ self.S.mT).restricted(kept)
 
 
-_FURTHER: list[Callable[[Mapping[str, Any]], Shrinkage | None]] = []
-
-
-def register_form(
-    from_state: Callable[[Mapping[str, Any]], Shrinkage | None],
-) -> Callable[[Mapping[str, Any]], Shrinkage | None]:
-    """Teach `shrinkage_from_state` further forms; the function gives None for those of others."""
-    _FURTHER.append(from_state)
-    return from_state
-
-
 def shrinkage_from_state(state: Mapping[str, Any]) -> Shrinkage:
     """Make a shrinkage again from what its ``state()`` gave."""
-    for from_state in _FURTHER:
-        if (found := from_state(state)) is not None:
-            return found
-    if "U" in state:
-        scale = float(state.get("scale", 1.0))
-        return SpectralShrinkage(state["U"], state["f"], scale, state.get("spare"))
-    forms: dict[str, type[Shrinkage]] = {
-        "Lambda": DenseShrinkage,
-        "S": RootShrinkage,
-        "T": RowwiseShrinkage,
-    }
-    return next(form(**state) for key, form in forms.items() if key in state)
+    for form in Shrinkage.forms:
+        types = {field.name: field.type for field in fields(form)}
+        if state.keys() <= types.keys():
+            values: dict[str, Any] = {
+                name: shrinkage_from_state(one) if isinstance(one, Mapping) else one
+                for name, one in state.items()
+            }
+            numbers = {name: float(values[name]) for name in values if types[name] is float}
+            return form(**values | numbers)
+    raise InputError(f"no form of a shrinkage has the fields {sorted(state)}.")

@@ -7,14 +7,12 @@ By Woodbury's identity, with ``C C' = I + omega Z Z'`` (Cholesky, ``n x n``),
 exactly, for ``n^2 d`` multiplications where an inverse takes ``d^3``.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from proxreplay.proximal.shrinkage.forms import Shrinkage, register_form
+from proxreplay.proximal.shrinkage.forms import Shrinkage
 
 
 @dataclass(frozen=True)
@@ -59,9 +57,3 @@ def row_inverse(Z: Tensor, omega: float) -> RowShrinkage:
     C = torch.linalg.cholesky(P)
     W = torch.linalg.solve_triangular(C, B, upper=False)
     return RowShrinkage(W.mT.to(Z.dtype).contiguous())
-
-
-@register_form
-def rows_from_state(state: Mapping[str, Any]) -> Shrinkage | None:
-    """Make it again; None if the state is of another form."""
-    return RowShrinkage(state["Wt"]) if "Wt" in state else None

@@ -14,19 +14,12 @@ whose metric exceeds the exact one by ``A / (pi sqrt(tau)) + pi / sqrt(tau) B``:
 matter on one side only are shrunk too.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from proxreplay.proximal.shrinkage.forms import (
-    DenseShrinkage,
-    Shrinkage,
-    register_form,
-    shrinkage_from_state,
-)
+from proxreplay.proximal.shrinkage.forms import DenseShrinkage, Shrinkage
 from proxreplay.proximal.shrinkage.inverse import dense_inverse_
 
 
@@ -89,11 +82,6 @@ class SidesShrinkage(Shrinkage):
         """Columns."""
         return self.right.width
 
-    @property
-    def bytes(self) -> int:
-        """Memory it takes."""
-        return self.left.nbytes + self.right.bytes
-
     def apply(self, M: Tensor) -> Tensor:
         """Both sides, the narrow one first."""
         M = self._from_left(M)
@@ -118,15 +106,6 @@ class SidesShrinkage(Shrinkage):
     def restricted(self, kept: Tensor) -> "SidesShrinkage":
         """With the columns' side restricted."""
         return replace(self, right=self.right.restricted(kept))
-
-    def to(self, device: torch.device) -> Self:
-        """The same on another device."""
-        return replace(self, left=self.left.to(device), right=self.right.to(device))
-
-    def state(self) -> dict[str, Any]:
-        """Both sides, from which `shrinkage_from_state` makes it again."""
-        gain = torch.tensor(self.gain, dtype=torch.float64)
-        return {"left": self.left, "right": self.right.state(), "gain": gain}
 
 
 def exact_shrinkage(A: Tensor, B: Tensor, omega: float, gain: float = 1.0) -> EigenShrinkage:
@@ -162,12 +141,3 @@ def mean_eigenvalue(A: Tensor) -> float:
 def left_shrinkage(B: Tensor, omega: float, dtype: torch.dtype) -> Tensor:
     """``(I + omega B)^-1`` for ``[groups, out, out]``."""
     return dense_inverse_(B.to(dtype).clone(memory_format=torch.contiguous_format), omega)
-
-
-@register_form
-def twosided_from_state(state: Mapping[str, Any]) -> Shrinkage | None:
-    """Make a two-sided shrinkage again; None if the state is of another form."""
-    if "left" in state:
-        right = shrinkage_from_state(state["right"])
-        return SidesShrinkage(state["left"], right, float(state["gain"]))
-    return EigenShrinkage(**state) if "V" in state else None

@@ -40,13 +40,11 @@ class Statistic:
 
     def fits(self, other: Any) -> bool:
         """Whether another statistic is of the same columns."""
-        return (
-            isinstance(other, Statistic)
-            and self.G.shape == other.G.shape
-            and self.dtype == other.dtype
-            and (self.picked is None) == (other.picked is None)
-            and (self.picked is None or self.picked.shape == other.picked.shape)  # type: ignore[union-attr]
-        )
+        return isinstance(other, Statistic) and self._kind == other._kind
+
+    @property
+    def _kind(self) -> tuple[Any, ...]:
+        return self.G.shape, self.dtype, None if self.picked is None else self.picked.shape
 
     def times(self, share: float) -> Self:
         """``share * self`` in memory of its own, in the precision of the rows."""
@@ -85,7 +83,10 @@ def averaged(new: Tensor | None, share: float, old: Tensor | None, stays: float)
     """``stays old + share new``; outputs that are new had no gradient before."""
     if new is None or old is None:
         return None if new is None else new * share
-    more = new.shape[1] - old.shape[1]
-    if more > 0:
-        old = F.pad(old, (0, more, 0, more))
-    return (old.to(new.device) * stays).add_(new, alpha=share)
+    return (grown(old, new).to(new.device) * stays).add_(new, alpha=share)
+
+
+def grown(B: Tensor, like: Tensor) -> Tensor:
+    """``B`` with zeros for outputs that are new."""
+    more = like.shape[1] - B.shape[1]
+    return F.pad(B, (0, more, 0, more)) if more > 0 else B

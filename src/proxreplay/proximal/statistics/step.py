@@ -14,7 +14,7 @@ add up then only needs to be summed.
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from proxreplay.proximal.layers.steps import Origin, StepCall
 from proxreplay.proximal.statistics.collect import GramCollector
 from proxreplay.proximal.statistics.few import FewRows, alike
 from proxreplay.proximal.statistics.sketch import Sketch
-from proxreplay.proximal.statistics.statistic import Statistic
+from proxreplay.proximal.statistics.statistic import Statistic, grown
 
 
 @dataclass
@@ -165,7 +165,7 @@ class StepSums:
             positions = one.rows / sum(own[part] for part in one.parts)
             B = one.gram * (factor / positions)
             before, steps = self._B.get(site, (None, 0))
-            self._B[site] = (B if before is None else _grown(before, B) + B, steps + 1)
+            self._B[site] = (B if before is None else grown(before, B) + B, steps + 1)
 
     def finish(self) -> tuple[dict[str, Statistic | Sketch], dict[str, str]]:
         """The statistics of the window by site, and why a site has none; a new window begins.
@@ -228,36 +228,30 @@ class StepSums:
         self._step_outputs = {}
         self.steps, self.looked = state["steps"], state["looked"]
         self.in_window, self.mean_weight = state["in_window"], state["mean_weight"]
-        for name, one in state["collectors"].items():
-            self._collectors[name] = self._collector(one, sites)
+        self._collectors = dict(self._loaded(state["collectors"].items(), sites))
         self._examples.update(state["examples"])
         self._weighted.update(state["weighted"])
         for one in states:
             self._own += one.get("own", sum(state["examples"].values()))
-            self._carried += [
-                (name, self._collector(c, sites)) for name, c in one.get("carried", ())
-            ]
+            self._carried += self._loaded(one.get("carried", ()), sites)
             for name, (B, steps) in one["B"].items():
                 before = self._B.get(name)
-                self._B[name] = (B if before is None else _grown(before[0], B) + B, steps)
+                self._B[name] = (B if before is None else grown(before[0], B) + B, steps)
             self._blind |= set(one["blind"])
             self._broken = self._broken or one["broken"]
         for one in others:
-            self._carried += [(n, self._collector(c, sites)) for n, c in one["collectors"].items()]
+            self._carried += self._loaded(one["collectors"].items(), sites)
 
-    def _collector(self, state: Mapping[str, Any], sites: Mapping[str, Site]) -> GramCollector:
-        collector = GramCollector(self.max_dim, sketch=self.sketch, wait=True)
-        collector.load_state(state, sites)
-        return collector
+    def _loaded(
+        self, states: Iterable[tuple[str, Mapping[str, Any]]], sites: Mapping[str, Site]
+    ) -> Iterator[tuple[str, GramCollector]]:
+        for name, state in states:
+            collector = GramCollector(self.max_dim, sketch=self.sketch, wait=True)
+            collector.load_state(state, sites)
+            yield name, collector
 
 
 def without_sums(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state with the counts of a window, of a process that has added nothing to it."""
     nothing = {"collectors": {}, "carried": [], "own": 0, "B": {}, "blind": [], "broken": None}
     return {**state, **nothing}
-
-
-def _grown(B: Tensor, like: Tensor) -> Tensor:
-    """``B`` with zeros for outputs that are new."""
-    more = like.shape[1] - B.shape[1]
-    return torch.nn.functional.pad(B, (0, more, 0, more)) if more > 0 else B

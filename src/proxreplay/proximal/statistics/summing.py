@@ -6,6 +6,7 @@ are sent, in float64.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,25 +37,21 @@ def summed(
     mine, left_out = processes.together("refresh", collect)
     mine = {name: one.dense() if isinstance(one, FewRows) else one for name, one in mine.items()}
     everyone = processes.tell(({name: _layout(one) for name, one in mine.items()}, left_out))
-    layouts: dict[str, list[Any]] = {}
+    layouts: dict[str, list[Statistic | Sketch]] = {}
     for sites, _ in everyone:
         for name, layout in sites.items():
             layouts.setdefault(name, []).append(layout)
     _check_alike(layouts)
-    samples = sum(_samples(everyone))
+    # the sites of a process all know how many examples it has seen
+    samples = sum(next((one.samples for one in sites.values()), 0) for sites, _ in everyone)
     total: Statistics = {}
     for name, (first, *others) in layouts.items():
-        rows = first["rows"] + sum(one["rows"] for one in others)
+        rows = first.rows + sum(one.rows for one in others)
         total[name] = mine.pop(name) if name in mine else _empty(first, device)
         total[name] = replace(total[name], rows=rows, samples=samples)
     _add_up_(processes, total)
     reasons = {name: why for _, said in everyone for name, why in said.items()}
     return total, {name: why for name, why in reasons.items() if name not in total}
-
-
-def _samples(everyone: list[tuple[dict[str, Any], dict[str, str]]]) -> list[int]:
-    """The examples that each process has seen; its sites all know them."""
-    return [next((one["samples"] for one in sites.values()), 0) for sites, _ in everyone]
 
 
 def _add_up_(processes: Processes, total: Statistics) -> None:
@@ -105,34 +102,26 @@ def _upper(G: Tensor) -> Tensor:
     return torch.ones(G.shape[1:], dtype=torch.bool, device=G.device).triu()
 
 
-def _layout(one: Statistic | Sketch) -> dict[str, Any]:
-    own = {"rows": one.rows, "samples": one.samples, "d": one.d}
+def _layout(one: Statistic | Sketch) -> Statistic | Sketch:
+    """The same with tensors that have no values: no rows of a sketch, no precision of a sum."""
+    tensors = _tensors(one, lambda tensor: tensor.to("meta"))
     if isinstance(one, Sketch):
-        like = {"shape": tuple(one.B.shape[::2]), "rank": one.rank, "dtype": one.B.dtype}
-        return {**own, **like, "kind": "sketch"}
-    picked = None if one.picked is None else tuple(one.picked.shape)
-    H = None if one.H is None else (tuple(one.H.shape), one.H.dtype)
-    like = {"shape": tuple(one.G.shape), "dtype": one.dtype, "picked": picked, "H": H}
-    return {**own, **like, "kind": "gram"}
+        return replace(one, **tensors | {"B": tensors["B"][:, :0]})
+    return replace(one, **tensors | {"G": tensors["G"].to(one.dtype)})
 
 
-def _empty(layout: dict[str, Any], device: torch.device) -> Statistic | Sketch:
+def _empty(layout: Statistic | Sketch, device: torch.device) -> Statistic | Sketch:
     """The statistic of no rows, of a site that only other processes have met."""
-    shape, dtype = layout["shape"], layout["dtype"]
-    if layout["kind"] == "sketch":
-        B = torch.zeros(shape[0], 0, shape[1], dtype=dtype, device=device)
-        return Sketch(B, layout["rank"], B.new_zeros(shape[0]), layout["d"])
-    wide = torch.float32 if device.type == "mps" else torch.float64
-    G = torch.zeros(shape, dtype=wide, device=device)
-    picked = None if layout["picked"] is None else G.new_zeros(layout["picked"])
-    H = layout["H"]
-    outputs = None if H is None else torch.zeros(H[0], dtype=H[1], device=device)
-    return Statistic(G, layout["d"], 0, 0, dtype, picked, outputs)
+    return replace(layout, **_tensors(layout, partial(torch.zeros_like, device=device)))
 
 
-def _check_alike(layouts: dict[str, list[Any]]) -> None:
+def _tensors(one: Statistic | Sketch, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    return {name: change(value) for name, value in vars(one).items() if isinstance(value, Tensor)}
+
+
+def _check_alike(layouts: dict[str, list[Statistic | Sketch]]) -> None:
     for name, found in layouts.items():
-        kinds = {repr({**one, "rows": 0, "samples": 0}) for one in found}
+        kinds = {repr(replace(one, rows=0, samples=0)) for one in found}
         if len(kinds) > 1:
             raise RefreshError(
                 f"refresh: '{name}' was called with rows of different shapes in different "
