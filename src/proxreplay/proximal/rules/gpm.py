@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from proxreplay.errors import InputError, RefreshError
 from proxreplay.options import ProjectionOptions, at_least, below, fraction, one_of
-from proxreplay.proximal.layers.sites import Site, unwrap
+from proxreplay.proximal.layers.sites import Site, Survey, unwrap
 from proxreplay.proximal.rules.grams import GramOptions, GramRule
 from proxreplay.proximal.rules.layerwise import Treatment
 from proxreplay.proximal.rules.norms import Norms, is_norm, plain_norm, tied_weight
@@ -165,12 +165,17 @@ class GPM(GramRule):
             if isinstance(one.factor, SpectralShrinkage)
         }
 
-    def refresh(self, examples: Any, of: int | None = None, **how: Any) -> None:
+    def _rebuild(
+        self,
+        survey: Survey,
+        statistics: dict[str, Statistic | Sketch],
+        left_out: Mapping[str, str],
+        of: int | None,
+    ) -> None:
         """Anew; where bases accumulate, what the new examples never reach keeps its directions."""
         before = self._treatments if self.accumulate else {}
-        super().refresh(examples, of, **how)
-        sites = self._survey().sites if before else {}
-        kept = {name: one for name, one in before.items() if name in sites}
+        super()._rebuild(survey, statistics, left_out, of)
+        kept = {name: one for name, one in before.items() if name in survey.sites}
         untreated = {name: why for name, why in self._untreated.items() if name not in kept}
         self._put_in_force(kept | self._treatments, untreated)
 
