@@ -1,5 +1,6 @@
 """The command line as a person meets it: what it prints, and the exit code."""
 
+import ast
 import io
 import os
 import signal
@@ -15,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from proxreplay import __version__
-from proxreplay.cli import app, main
+from proxreplay.cli import app, late, main
 from proxreplay.cli.display import StudyDisplay
 from proxreplay.cli.options import parse_grid, parse_seeds, parse_sets
 from proxreplay.errors import InputError
@@ -527,3 +528,20 @@ def test_a_run_that_was_stopped_alone_is_told_by_the_exit_code(
     assert "1 of 2 runs failed or were stopped" in answer.stderr
     assert "er-seed0: stopped" in answer.stderr.replace("\n", "")
     assert not answer.stdout
+
+
+def test_every_module_that_is_declared_late_is_found() -> None:
+    """The names are written twice, for the type checker and for the import: they must agree."""
+    tree = ast.parse(Path(late.__file__).read_text(encoding="utf-8"))
+    typed = next(node for node in tree.body if isinstance(node, ast.If))
+    declared = {
+        alias.name: f"{one.module}.{alias.name}"
+        for one in typed.body
+        if isinstance(one, ast.ImportFrom)
+        for alias in one.names
+    }
+    assert declared == {
+        name: f"{package}.{name}"
+        for package, modules in late._MODULES.items()
+        for name in modules.split()
+    }

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from proxreplay import LPR, Batch
+from proxreplay import LPR, Batch, KroneckerLPR
 from proxreplay.errors import InputError
 from proxreplay.models import GrowingHead, mlp, small_cnn
 from proxreplay.proximal import (
@@ -282,3 +282,24 @@ def test_an_attached_rule_is_copied_and_pickled_without_its_optimizer(make):
 def test_models_that_do_not_exist_yet_are_refused(make):
     with pytest.raises(InputError, match="not initialised yet"):
         make(nn.Sequential(nn.LazyLinear(3)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "option"),
+    [
+        (LPR, {"omgea": 1.0}),
+        (LPR, {"fisher": "exact"}),
+        (LPR, {"seed": 3}),
+        (GPM, {"decay": 0.5}),
+        (GPM, {"sketch": True}),
+        (KroneckerLPR, {"decay": 0.5}),
+        (KroneckerLPR, {"batch_size": 3}),
+        (OWM, {"batch_size": 3}),
+    ],
+)
+def test_options_that_only_a_base_class_knows_are_refused(rule, option):
+    """They would change a rule in silence, or the error would name a class that nobody called."""
+    said = rf"{rule.__name__}\(\) got an unexpected keyword argument '{next(iter(option))}'"
+    with pytest.raises(TypeError, match=said):
+        rule(nn.Linear(3, 2), **option)
+    rule(nn.Linear(3, 2), include=[nn.Linear], exclude=[], max_dim=100)

@@ -18,7 +18,7 @@ from proxreplay.errors import InputError, RefreshError
 from proxreplay.options import ProjectionOptions, at_least, below, fraction, one_of
 from proxreplay.proximal.layers.sites import Site, Survey, unwrap
 from proxreplay.proximal.rules.grams import GramOptions, GramRule
-from proxreplay.proximal.rules.layerwise import Treatment
+from proxreplay.proximal.rules.layerwise import Treatment, check_options
 from proxreplay.proximal.rules.norms import Norms, is_norm, plain_norm, tied_weight
 from proxreplay.proximal.shrinkage.forms import DenseShrinkage, SpectralShrinkage
 from proxreplay.proximal.shrinkage.spectral import Pace
@@ -140,6 +140,7 @@ class GPM(GramRule):
         norms: Norms = "plain",
         **options: Unpack[GramOptions],
     ) -> None:
+        check_options(type(self), options, GramOptions.__optional_keys__)
         rule = type(self).__name__
         fraction(**{f"{rule}: energy": energy})
         below(1, **{f"{rule}: energy_growth": energy_growth})

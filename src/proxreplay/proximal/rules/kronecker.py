@@ -17,7 +17,7 @@ from torch import nn
 
 from proxreplay.options import KRONECKER_STEPS, KroneckerOptions, StepOptions
 from proxreplay.proximal.layers.sites import Site, unwrap
-from proxreplay.proximal.rules.layerwise import LayerOptions, Treatment
+from proxreplay.proximal.rules.layerwise import LayerOptions, Treatment, check_options
 from proxreplay.proximal.rules.norms import plain_norm
 from proxreplay.proximal.rules.stepwise import StepwiseRule
 from proxreplay.proximal.shrinkage.choose import shrinkage_of
@@ -98,6 +98,7 @@ class KroneckerLPR(StepwiseRule):
         seed: int = 0,
         **layers: Unpack[LayerOptions],
     ) -> None:
+        check_options(type(self), layers, LayerOptions.__optional_keys__)
         KroneckerOptions(strength, scope, form, fisher, norms, tolerance, tau, tau_growth)
         self.strength = strength
         self.scope = scope

@@ -46,6 +46,17 @@ class LayerOptions(TypedDict, total=False):
     max_dim: int  # linear maps with more columns are left alone and named in `untreated`
 
 
+def check_options(rule: type, given: Mapping[str, object], known: Collection[str]) -> None:
+    """Refuse what a rule does not offer: its base class may take it, and would in silence."""
+    for name in given:
+        if name not in known:
+            offered = ", ".join(sorted(known))
+            raise TypeError(
+                f"{rule.__name__}() got an unexpected keyword argument '{name}'; beside those of "
+                f"its signature it takes {offered}."
+            )
+
+
 @dataclass(frozen=True)
 class TreatedLayer:
     """What a rule does with one linear map.

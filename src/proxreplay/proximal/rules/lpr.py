@@ -21,7 +21,7 @@ from proxreplay.proximal.layers.torch_layers import batchnorm_rows
 from proxreplay.proximal.rules.cost import counted_work
 from proxreplay.proximal.rules.grams import GramOptions
 from proxreplay.proximal.rules.incoming import IncomingRule
-from proxreplay.proximal.rules.layerwise import Treatment
+from proxreplay.proximal.rules.layerwise import Treatment, check_options
 from proxreplay.proximal.shrinkage.choose import shrinkage_of
 from proxreplay.proximal.shrinkage.strength import (
     AnyStrength,
@@ -103,6 +103,7 @@ class LPR(IncomingRule):
         work: float = LPROptions.work,
         **options: Unpack[GramOptions],
     ) -> None:
+        check_options(type(self), options, GramOptions.__optional_keys__)
         steps = statistics if isinstance(statistics, StepOptions) else None
         if isinstance(statistics, str):
             steps = StepOptions() if statistics == "step" else None

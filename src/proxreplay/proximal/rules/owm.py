@@ -31,7 +31,12 @@ from proxreplay.proximal.layers.capture import Call, visit
 from proxreplay.proximal.layers.selection import Selector, check_selectors, override_of
 from proxreplay.proximal.layers.sites import Site, Survey, unwrap
 from proxreplay.proximal.rules.alpha import AdaptiveAlpha, Alpha, ConstantAlpha
-from proxreplay.proximal.rules.layerwise import LayerOptions, LayerwiseRule, Treatment
+from proxreplay.proximal.rules.layerwise import (
+    LayerOptions,
+    LayerwiseRule,
+    Treatment,
+    check_options,
+)
 from proxreplay.proximal.rules.norms import Norms, plain_norm, tied_weight
 from proxreplay.proximal.shrinkage.forms import RootShrinkage
 
@@ -76,6 +81,7 @@ class OWM(LayerwiseRule):
         overrides: Mapping[Selector, float | Alpha] | None = None,
         **layers: Unpack[LayerOptions],
     ) -> None:
+        check_options(type(self), layers, LayerOptions.__optional_keys__)
         rule = type(self).__name__
         one_of(("plain", "treat"), **{f"{rule}: norms": norms})
         self.norms = norms
