@@ -1,6 +1,7 @@
 """Numbers over seeds: mean, standard error, and paired differences with an interval."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -110,7 +111,12 @@ def _sign_flip_p(values: Array, resamples: int, rng: np.random.Generator) -> flo
     if len(values) < 2:  # both patterns are as extreme; scipy wants two values
         return 1.0
     drawn = max(resamples, 2**EXACT_SIGNS)
+    scale = np.abs(values).max() or 1.0
+
+    def rounded_mean(flipped: Array, axis: int = -1) -> Any:
+        return np.round(np.mean(flipped, axis=axis), 12)  # finer is rounding, and hides ties
+
     found = stats.permutation_test(
-        (values,), np.mean, permutation_type="samples", n_resamples=drawn, rng=rng
+        (values / scale,), rounded_mean, permutation_type="samples", n_resamples=drawn, rng=rng
     )
     return float(found.pvalue)
