@@ -128,6 +128,8 @@ class LPROptions(Options, prefix="lpr."):
             with omega_0.
         work: without omega_0 and with the default refresh.every, most that a refresh may take of
             the counted work of the steps since the last one; others are left out. 0 for no limit.
+        per: batch, to change what the steps of a stream batch bring once, at the last of them;
+            step, as in the paper; none for batch, or step with omega_0.
     """
 
     omega_0: Strength | None = None
@@ -139,11 +141,17 @@ class LPROptions(Options, prefix="lpr."):
     level: Strength = 0.5
     gradient: Annotated[str | None, partial(one_of, (None, "incoming", "all"))] = None
     work: Share = 0.125
+    per: Annotated[str | None, partial(one_of, (None, "batch", "step"))] = None
 
     @property
     def acts_on(self) -> str:
         """Which gradient is shrunk: incoming or all."""
         return self.gradient or ("incoming" if self.omega_0 is None else "all")
+
+    @property
+    def acts_per(self) -> str:
+        """How often it is: batch or step."""
+        return self.per or ("batch" if self.omega_0 is None else "step")
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def make(
     model = network()
     given = {
         "lr": 0.05,
-        "steps_per_batch": 2 if SLOW else 1,
+        "steps_per_batch": 2 if SLOW or method == "lpr-itself" else 1,
         "replay_batch": 7,
         "refresh_every": 10,
         "refresh_samples": 30,

@@ -6,6 +6,7 @@ from proxreplay.data.scenarios import ClassIncremental
 from proxreplay.errors import InputError
 from proxreplay.experiments.benchmarks import BENCHMARKS, find_benchmark
 from proxreplay.experiments.build import build_stream
+from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.configure import configure, declared, read_layer
 from proxreplay.experiments.recipes import METHODS, find_method
 from proxreplay.experiments.results import read_config
@@ -74,6 +75,27 @@ def test_what_a_run_wrote_is_that_run_again_however_old_it_is() -> None:
     with_companion = [one for one in said if "companion.weight: 0.0 is taken" in one]
     assert with_companion
     assert all(one.startswith("anytime: ") for one in with_companion)
+    assert any(
+        one.startswith("lpr-er-avg: ") and "of lpr.per: step is taken" in one for one in said
+    )
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        ({}, "step"),  # the paper's omega_0
+        ({"lpr.omega_0": None}, "batch"),
+        ({"lpr.omega_0": None, "lpr.per": "step"}, "step"),
+        ({"lpr.per": "batch"}, "batch"),
+    ],
+    ids=["omega_0", "none", "none, asked for", "omega_0, asked for"],
+)
+def test_how_often_lpr_acts_is_settled_before_a_run(
+    layer: dict[str, object], expected: str
+) -> None:
+    """Runs that do not say so are from before there was a choice, and acted at every step."""
+    assert configure("split-cifar100", "lpr-er", layer).lpr.per == expected
+    assert configure("split-cifar100", "er").lpr.per == RunConfig("", "").lpr.per == "step"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from proxreplay.errors import InputError
 from proxreplay.models import mlp, small_cnn
 from proxreplay.proximal import RelativeStrength
 from proxreplay.proximal.layers.calling import Called
+from proxreplay.proximal.layers.incoming import Brought, summed
 from proxreplay.proximal.layers.sites import find_sites
 from proxreplay.proximal.rules.share import Share
 from proxreplay.proximal.statistics.sketch import Sketch
@@ -98,6 +99,141 @@ def test_only_what_incoming_examples_bring_is_changed(layer, loss, omega_0):
     assert {one.share for one in lpr.layers.values()} == {lpr.share}
     assert f" {lpr.share:5.2f}" in repr(lpr.layers)
     assert lpr.unsplit == []
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["same inputs", "augmented"])
+@pytest.mark.parametrize("layer", IMAGES.values(), ids=IMAGES.keys())
+@pytest.mark.parametrize("omega_0", [None, 3.0], ids=["turned", "shrunk"])
+def test_once_per_batch_the_last_step_changes_what_all_of_them_bring(layer, omega_0, same):
+    model = net(layer())
+    lpr = LPR(model, omega_0, tolerance=0.0, gradient="incoming", per="batch")
+    lpr.refresh(batch(20, 3).inputs)
+    sites = find_sites(model).sites
+
+    def read(of):
+        """As matrices, by site."""
+        return {
+            name: torch.cat(
+                [
+                    column.part.read(of[column.name], lpr.shrinkage(name).groups, width)
+                    for column, width in zip(
+                        site.columns, site.widths(lpr.shrinkage(name).width), strict=True
+                    )
+                ],
+                dim=2,
+            )
+            for name, site in sites.items()
+        }
+
+    total = dict.fromkeys(sites, 0.0)
+    for step in range(3):
+        incoming, replay = batch(4, 1 if same else 10 + step), batch(5, 20 + step)
+        plain = read(gradients(model, er(model, incoming, replay)))
+        replayed = F.cross_entropy(model(replay.inputs), replay.labels) * 5 / 9
+        kept = read(gradients(model, replayed))
+        total = {name: total[name] + plain[name] - kept[name] for name in sites}
+        model.zero_grad()
+        with lpr.watched(incoming, replay):
+            er(model, incoming, replay).backward()
+        lpr.step_() if step == 2 else lpr.wait_()
+        found = read({n: p.grad for n, p in model.named_parameters()})
+        for name in sites:
+            if step < 2:
+                assert torch.allclose(found[name], plain[name], rtol=1e-12, atol=0)
+                continue
+            G_in, Lambda = total[name], lpr.shrinkage(name).Lambda
+            c = min(10.0, float(G_in.norm() / (G_in @ Lambda).norm())) if omega_0 is None else 1.0
+            expected = plain[name] - lpr.share * (G_in - c * (G_in @ Lambda))
+            torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-12)
+            assert not torch.allclose(found[name], plain[name], rtol=1e-3)
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.1 * p.grad
+    assert lpr._brought.of_sites == {}
+
+
+@pytest.mark.parametrize("k", [2, 9], ids=["as rows", "as a matrix"])
+def test_rows_that_were_worked_out_are_put_together(k):
+    """Those of large layers; 2 and 3 rows are fewer than 8 outputs, 9 and 3 are more."""
+    rows = [torch.randn(1, n, 5) for n in (k, 3)]
+    lefts = [torch.randn(1, n, 8) for n in (k, 3)]
+    (total,) = summed([Brought(M, left) for M, left in zip(rows, lefts, strict=True)])
+    assert (total.left is None) == (k == 9)
+    expected = sum(left.mT @ M for M, left in zip(rows, lefts, strict=True))
+    torch.testing.assert_close(total.gradient(), expected)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda model: LPR(model, per="step"),
+        lambda model: LPR(model, 3.0),
+        lambda model: LPR(model, gradient="all"),
+    ],
+    ids=["per step", "omega_0", "whole gradient"],
+)
+def test_a_rule_for_every_step_does_not_wait(rule):
+    found, first = [], net(nn.Conv2d(2, 3, 3))
+    for name in ("wait_", "step_"):
+        model = copy.deepcopy(first)
+        lpr = rule(model)
+        lpr.refresh(batch(20, 3).inputs)
+        for _ in range(2):
+            model.zero_grad()
+            with lpr.watched(batch(4, 1), batch(5, 2)):
+                er(model, batch(4, 1), batch(5, 2)).backward()
+            getattr(lpr, name)()
+        found.append([p.grad for p in model.parameters()])
+    plain = gradients(model, er(model, batch(4, 1), batch(5, 2)))
+    assert not torch.allclose(found[0][0], next(iter(plain.values())))
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_where_batch_norm_mixes_examples_no_step_waits():
+    found = []
+    for per in ("batch", "step"):
+        torch.manual_seed(0)
+        model = small_cnn(1, widths=(3, 4), num_classes=3)
+        learner = Learner(model, rule=LPR(model, per=per), refresh_every=1, averaging=None)
+        rng = torch.Generator().manual_seed(0)
+        for _ in range(3):
+            learner.learn(torch.randn(6, 1, 5, 5, generator=rng), torch.arange(6) % 3)
+        found.append(model.state_dict())
+    assert_same_state(*found)
+
+
+def test_a_failed_step_takes_along_those_that_wait():
+    model = net(nn.Conv2d(2, 3, 3))
+    lpr = LPR(model)
+    lpr.refresh(batch(20, 3).inputs)
+
+    def step(error=None):
+        with lpr.watched(batch(4, 1), batch(5, 2)):
+            er(model, batch(4, 1), batch(5, 2)).backward()
+            if error is not None:
+                raise error
+
+    step()
+    lpr.wait_()
+    assert lpr._brought.of_sites
+    with pytest.raises(ZeroDivisionError):
+        step(ZeroDivisionError)
+    assert lpr._brought.of_sites == {}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [(None, "wait wait step"), (torch.optim.Adam, "step step step")],
+    ids=["SGD", "Adam"],
+)
+def test_a_learner_says_which_step_is_the_last(optimizer, expected):
+    """Adam does not add up: a step with the sum of several gradients is not these steps."""
+    model, said = mlp(2), []
+    rule = LPR(model)
+    rule.step_, rule.wait_ = lambda: said.append("step"), lambda: said.append("wait")
+    Learner(model, rule=rule, optimizer=optimizer).learn(torch.randn(4, 2), torch.arange(4) % 2)
+    assert " ".join(said) == expected
 
 
 def test_batch_norm_in_training_is_split_where_incoming_examples_pass_alone():
@@ -227,7 +363,7 @@ def test_a_learner_goes_on_bit_by_bit(loss, tmp_path):
     first.save(tmp_path / "whole.safetensors")
     loaded = Learner.load(tmp_path / "whole.safetensors", again.model)
     assert loaded.rule.strength == RelativeStrength()
-    assert loaded.rule.gradient == "incoming"
+    assert (loaded.rule.gradient, loaded.rule.per) == ("incoming", "batch")
 
 
 def test_the_whole_gradient_with_a_strength_of_its_own_is_saved_as_such(tmp_path):
@@ -327,6 +463,24 @@ def three_steps(scaler, most, model, lpr, optimizer):
         for p in model.parameters():
             p.grad /= share  # as if nothing had been clipped
     return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def test_a_scale_is_followed_in_steps_that_wait():
+    found, first = [], net(nn.Conv2d(2, 3, 3))
+    for scales in ((1.0, 1.0), (64.0, 0.5)):
+        model = copy.deepcopy(first)
+        lpr = LPR(model, tolerance=0.0)
+        lpr.refresh(batch(20, 3).inputs)
+        for scale, made in zip(scales, (lpr.wait_, lpr.step_), strict=True):
+            model.zero_grad()
+            with lpr.watched(batch(4, 1), batch(5, 2)):
+                (scale * er(model, batch(4, 1), batch(5, 2))).backward()
+            for p in model.parameters():
+                p.grad /= scale
+            made()
+        found.append([p.grad for p in model.parameters()])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("how", [halves, clipped, scaled_and_clipped])

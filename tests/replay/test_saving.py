@@ -340,6 +340,20 @@ def test_a_learner_of_the_version_before_goes_on(tmp_path: Path) -> None:
     assert again.forget(label="b") == learner.forget(label="b") > 0
 
 
+def test_a_learner_from_before_lpr_could_wait_acts_at_every_step(tmp_path: Path) -> None:
+    model = mlp(6, hidden=(8,))
+    learner = Learner(model, RingMemory(6), LPR(model))
+    assert learner.rule is not None
+    assert vars(learner.rule)["per"] == "batch"
+    learner.learn(torch.randn(4, 6), [0, 1, 2, 0])
+    state = learner.state_dict()
+    del state["learner"]["parts"]["rule"]["options"]["per"]
+    save_state(tmp_path / "old", state)
+    again = Learner.load(tmp_path / "old").rule
+    assert isinstance(again, LPR)
+    assert (again.per, again.gradient) == ("step", "incoming")
+
+
 def test_an_optimizer_beside_a_rate_that_it_ignored_goes_on() -> None:
     """The version before kept ``lr`` beside an optimizer of one's own."""
     learner = Learner(mlp(3), optimizer=adam)

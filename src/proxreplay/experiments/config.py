@@ -148,7 +148,8 @@ class RunConfig(Options):
     # only methods that ask for one have a companion
     companion: CompanionOptions = field(default_factory=lambda: CompanionOptions(weight=0.0))
     distillation: DistillationOptions = field(default_factory=DistillationOptions)
-    lpr: LPROptions = field(default_factory=LPROptions)
+    # runs that do not say so acted at every step; `configure` settles it for new ones
+    lpr: LPROptions = field(default_factory=lambda: LPROptions(per="step"))
     klpr: KroneckerOptions = field(default_factory=KroneckerOptions)
     refresh: RefreshOptions = field(default_factory=RefreshOptions)
     step: StepOptions = field(default_factory=StepOptions)

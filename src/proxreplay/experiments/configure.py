@@ -17,7 +17,7 @@ from proxreplay.experiments.recipes import (
     Method,
     find_method,
 )
-from proxreplay.options import LearnerOptions
+from proxreplay.options import LearnerOptions, LPROptions
 
 
 def configure(benchmark_name: str, method_name: str, *layers: Mapping[str, Any]) -> RunConfig:
@@ -33,9 +33,12 @@ def configure(benchmark_name: str, method_name: str, *layers: Mapping[str, Any])
     config = config.with_values(_tuned(defaults.settings, method))
     config = config.with_values({"lr": config.lr * method.longer, **method.values})
     if method.name.startswith(LPR_PREFIX):
-        config = config.with_values({"refresh.samples": LearnerOptions.refresh_samples})
+        config = config.with_values(
+            {"refresh.samples": LearnerOptions.refresh_samples, "lpr.per": LPROptions.per}
+        )
     for values in layers:
         config = config.with_values(values)
+    config = config.with_values({"lpr.per": config.lpr.acts_per})
     if (config.benchmark, config.method) != (benchmark_name, method.name):
         raise InputError(
             f"the configuration is of {config.method} on {config.benchmark}, but {method.name} on "

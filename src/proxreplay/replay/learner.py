@@ -151,6 +151,8 @@ class Learner(Saving, Admitting):
         self._meet_memory()
         self.provider = Provider(model, needs_of(loss), averaging, call)
         self._fresh_rule = None if rule is None else copy.deepcopy(rule.state_dict())
+        # whether one step with a sum of gradients is as several with each
+        self._adds_up = isinstance(self.optimizer, torch.optim.SGD)
         self._watched_loss = loss
         for observer in observers:
             self._watched_loss = observer.watch(self, self._watched_loss)
@@ -192,7 +194,8 @@ class Learner(Saving, Admitting):
                     own = self.rule.reference_samples  # None: compared with what was replayed
                     reference = replay if own is None else self.views.draw(own, "reference")
                     self.rule.observe(batch, reference)
-                    self.rule.step_()
+                    last = step == self.steps_per_batch - 1 or not self._adds_up
+                    self.rule.step_() if last else self.rule.wait_()
                 self.optimizer.step()
                 if self.averaging is not None:
                     self.averaging.update_()

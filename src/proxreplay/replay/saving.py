@@ -293,7 +293,7 @@ def _rule(description: Any, model: nn.Module, given: Any) -> Any:
             "the model as before and hand it in as rule=..."
         ) from error
     strength, overrides = built.pop("strength"), dict(built.pop("overrides"))
-    built.setdefault("gradient", LPR.gradient)
+    built = {"gradient": LPR.gradient, "per": LPR.per} | built
     if isinstance(strength, RelativeStrength):
         return LPR(model, level=strength.level, overrides=overrides, **built)
     return LPR(model, strength.omega_0, strength.beta, overrides=overrides, **built)

@@ -9,7 +9,7 @@ is had from a training step's own passes: nothing is run twice but one product p
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -47,6 +47,10 @@ class Brought:
     def gradient(self) -> Tensor:
         """``left' M``, ``[groups, out, D]``."""
         return self.M if self.left is None else self.left.mT @ self.M
+
+    def divided(self, by: float) -> "Brought":
+        """``G_in / by``."""
+        return Brought(self.M / by, self.left)
 
     def squares(self, *Ms: Tensor) -> list[Tensor]:
         """``|left' M|^2`` for every ``M`` of that shape, by ``k x k`` products."""
@@ -87,6 +91,16 @@ class Awaited(NamedTuple):
     site: Site
 
     @property
+    def rows(self) -> Tensor:
+        """Of the input of the incoming examples."""
+        return self.incoming.of(self.x)
+
+    @property
+    def gradients(self) -> Tensor:
+        """At the outputs of these rows."""
+        return self.incoming.of(self.delta)
+
+    @property
     def small(self) -> bool:
         """Whether it costs no memory to wait until the step, where all are worked out together."""
         few = self.x.numel() <= SMALL and self.delta.numel() <= SMALL
@@ -98,11 +112,44 @@ class Awaited(NamedTuple):
         each = self.delta.numel() // self.delta.shape[self.incoming.dim]
         return self.incoming.stop * each <= self.delta.shape[-1] ** 2
 
+    def divided(self, by: float) -> "Awaited":
+        """``G_in / by``."""
+        return self._replace(delta=self.delta / by)
+
     @torch.no_grad()
     def now(self) -> Brought:
         """Work it out."""
         with full_precision():
             return self.split(self.layer, self.x, self.delta, self.incoming, self.site)
+
+
+def summed(brought: Sequence[Brought | Awaited]) -> Sequence[Brought | Awaited]:
+    """With all that was worked out as one: rows while they are fewer than outputs, or a matrix."""
+    made = [one for one in brought if isinstance(one, Brought)]
+    if len(made) < 2:
+        return brought
+    waiting = [one for one in brought if isinstance(one, Awaited)]
+    lefts = [one.left for one in made if one.left is not None]
+    if len(lefts) == len(made) and sum(one.shape[1] for one in lefts) <= lefts[0].shape[2]:
+        total = Brought(torch.cat([one.M for one in made], dim=1), torch.cat(lefts, dim=1))
+    else:
+        total = Brought(torch.stack([one.gradient() for one in made]).sum(0))
+    return [*waiting, total]
+
+
+def together(brought: Sequence[Brought | Awaited]) -> Brought | Awaited:
+    """What several calls of a site brought, as one: all rows, or the sum of all gradients."""
+    if len(brought) == 1:
+        return brought[0]
+    calls = [one for one in brought if isinstance(one, Awaited)]
+    if len(calls) < len(brought):
+        return summed([one.now() if isinstance(one, Awaited) else one for one in brought])[0]
+    Zs, Ds = ([getattr(one, n).flatten(0, -2) for one in calls] for n in ("rows", "gradients"))
+    if all(torch.equal(Zs[0], Z) for Z in Zs[1:]):  # of a first layer, without augmentation
+        Z, D = Zs[0], torch.stack(Ds).sum(0)
+    else:
+        Z, D = torch.cat(Zs), torch.cat(Ds)
+    return calls[0]._replace(x=Z, delta=D, incoming=Rowset(0, len(Z)))
 
 
 def linear_rows_of(x: Tensor, delta: Tensor, incoming: Rowset, site: Site) -> tuple[Tensor, Tensor]:

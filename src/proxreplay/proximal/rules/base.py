@@ -117,6 +117,13 @@ class GradientRule(ABC):
             self._say_if_idle()
         self.precondition_(only)
 
+    def wait_(self) -> None:
+        """`step_`, for a step that more steps on the same stream batch follow.
+
+        A rule may put off what it does until the last of them, which `step_` is called for.
+        """
+        self.step_()
+
     def called_by(self, call: Caller | None) -> Self:
         """Say how the model is called with inputs; None for the usual way. `Learner` does so."""
         self._call = call

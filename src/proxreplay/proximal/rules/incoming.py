@@ -7,6 +7,9 @@ With ``G = G_in + G_re`` and a share ``s`` of the rule that acts,
 
 A replayed example asks for a change of what is remembered, and for the right one: to shrink its
 gradient too is what makes the paper's rule fall behind plain replay on long tasks.
+
+A rule may act once per stream batch instead of at every step: the steps before the last one are
+plain, and ``G_in`` of the last one is the sum over all of them.
 """
 
 import math
@@ -23,7 +26,14 @@ from proxreplay.batch import Batch
 from proxreplay.distributed import Processes
 from proxreplay.errors import InputError
 from proxreplay.proximal.layers.capture import full_precision
-from proxreplay.proximal.layers.incoming import Awaited, Brought, IncomingWatch, WatchPlan
+from proxreplay.proximal.layers.incoming import (
+    Awaited,
+    Brought,
+    IncomingWatch,
+    WatchPlan,
+    summed,
+    together,
+)
 from proxreplay.proximal.layers.sites import Column, Site, unwrap
 from proxreplay.proximal.rules.byrows import subtract_rows_
 from proxreplay.proximal.rules.gradients import gradients_of, moving_columns
@@ -48,15 +58,20 @@ class IncomingRule(StepwiseRule):
         model: see `StepwiseRule`.
         split: whether it acts on the incoming part.
         keep: whether gradients stay as long as they are (`length`).
+        once: whether it acts on the incoming part once per stream batch, where there is somebody
+            who says which step is the last (`wait_`).
         options: of a `StepwiseRule`.
     """
 
-    def __init__(self, model: nn.Module, *, split: bool, keep: bool, **options: Any) -> None:
+    def __init__(
+        self, model: nn.Module, *, split: bool, keep: bool, once: bool, **options: Any
+    ) -> None:
         self._split = split
         self._keep = keep
+        self._once = once
         self._share = Share()
-        self._taken: list[IncomingWatch] = []  # of the step that is being made
-        self._scale = 1.0  # of the gradients that arrived, against those of the step
+        self._brought = _Rows()  # by the steps since the last one that acted
+        self._whole = True  # whether `precondition_` acts: not where the incoming part is known
         self._coupled = False  # whether BatchNorm mixed the examples of the last watched passes
         super().__init__(model, **options)
 
@@ -150,25 +165,54 @@ class IncomingRule(StepwiseRule):
         coupled, first, n, second, m = total.tolist()
         return coupled == 0, (first / n, second / m) if n and m else None
 
+    @contextmanager
+    def watched(self, incoming: Batch | None = None, replay: Batch | None = None) -> Iterator[None]:
+        """Look at the passes inside; if they fail, the steps before on that batch stay plain."""
+        try:
+            with super().watched(incoming, replay):
+                yield
+        except BaseException:
+            self._brought = _Rows()
+            raise
+
     def step_(self, only: Collection[int] | None = None) -> None:
         """`precondition_` for a step that will be made: what incoming examples bring, if known."""
+        self._act_(only, last=True)
+
+    def wait_(self) -> None:
+        """A step whose incoming part, if known, is changed together with that of the last one."""
+        self._act_(None, last=not self._once)
+
+    def _act_(self, only: Collection[int] | None, *, last: bool) -> None:
         self._check_closed()
-        if self._split:
-            self._taken, self._watched = self._watched, []
-            if self._taken:
-                self._scale = self._found_scale()
-            elif self._plan is not None:
-                self._plan[2].forget()  # of a step that is treated as a whole
+        self._whole = not self._take_rows()
         try:
             with self._kept_length(only):
                 super().step_(only)
+            if last and self._brought.of_sites and self._share.value > 0:
+                self._shrink_incoming_(only)
         finally:
-            self._taken = []
+            self._whole = True
+            if last:
+                self._brought = _Rows()
+
+    def _take_rows(self) -> bool:
+        """Keep what incoming examples brought in this step; whether that is known."""
+        if not self._split:
+            return False
+        watched, self._watched = self._watched, []
+        if watched:
+            scale = self._found_scale()
+            for watch in watched:
+                self._brought.take(watch, scale)
+        elif self._plan is not None:
+            self._plan[2].forget()  # of a step that is treated as a whole
+        return bool(watched)
 
     @contextmanager
     def _kept_length(self, only: Collection[int] | None) -> Iterator[None]:
         """Gradients that are treated as a whole are as long afterwards as they were."""
-        if not self._keep or self._taken:
+        if not (self._keep and self._whole):
             yield
             return
         model, sites = unwrap(self.model), [one.site for one in self._treatments.values()]
@@ -195,27 +239,21 @@ class IncomingRule(StepwiseRule):
 
     def precondition_(self, only: Collection[int] | None = None) -> None:
         """``G <- G Lambda``; in a step whose incoming part is known, on that part alone."""
-        if not self._taken:
+        if self._whole:
             super().precondition_(only)
-        elif self._share.value > 0:
-            self._shrink_incoming_(self._taken, only)
 
     @torch.no_grad()
-    def _shrink_incoming_(
-        self, watched: Sequence[IncomingWatch], only: Collection[int] | None
-    ) -> None:
+    def _shrink_incoming_(self, only: Collection[int] | None) -> None:
         """``G <- G - s (G_in - c G_in Lambda)`` for every layer whose incoming part is known."""
         model, alone, share = unwrap(self.model), self.processes.alone, self._share.value
-        share /= self._scale
-        together: list[_Change] = []
-        lost = {name for watch in watched for name in watch.lost}
+        changes: list[_Change] = []
         with full_precision():
             for site, _, _ in self._planned()[0].layers:
                 name = site.name
-                brought = [one for watch in watched for one in watch.brought.get(name, ())]
+                brought, lost = self._brought.of_sites.get(name, ()), name in self._brought.lost
                 gradients = gradients_of(model, site.columns, only)
                 moving = tuple(one is not None for one in gradients)
-                if True not in moving or (alone and (name in lost or not brought)):
+                if True not in moving or (alone and (lost or not brought)):
                     continue
                 factor, kept = self._factor(name, moving, gradients), None
                 if False in moving:
@@ -224,10 +262,10 @@ class IncomingRule(StepwiseRule):
                 if alone:
                     change.take_away_(brought, share)
                 else:
-                    change.begin(brought, name in lost)
-                    together.append(change)
-            if together:
-                take_together_(together, self.processes, share)
+                    change.begin(brought, lost)
+                    changes.append(change)
+            if changes:
+                take_together_(changes, self.processes, share)
 
     def state_dict(self) -> dict[str, Any]:
         """What the refreshes made: tensors, numbers and strings in nested dicts."""
@@ -244,11 +282,26 @@ class IncomingRule(StepwiseRule):
                 "version. Give omega_0 for a rule that does not change.",
                 stacklevel=2,
             )
-        self._watched = []
+        self._watched, self._brought = [], _Rows()
         self._share = Share(**state.get("share", {}))
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_taken": []}
+        return super().__getstate__() | {"_brought": _Rows()}
+
+
+@dataclass
+class _Rows:
+    """What incoming examples brought in the steps that have not been changed yet."""
+
+    of_sites: dict[str, Sequence[Brought | Awaited]] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)  # sites whose rows could not be told apart
+
+    def take(self, watch: IncomingWatch, scale: float) -> None:
+        """Add a step whose gradients were so much larger in the passes that were watched."""
+        self.lost |= watch.lost
+        for name, found in watch.brought.items():
+            new = found if scale == 1 else [one.divided(scale) for one in found]
+            self.of_sites[name] = summed([*self.of_sites.get(name, ()), *new])
 
 
 @dataclass
@@ -265,17 +318,12 @@ class _Change:
 
     def take_away_(self, brought: Sequence[Brought | Awaited], share: float) -> None:
         """From what all calls of the site brought."""
-        one, several = brought[0], len(brought) > 1
+        one = together(brought)
         by_rows = isinstance(one, Awaited) and self.kept is None and (one.few or not self.keep)
-        if several and self.keep:
-            total = torch.stack([self._moving(one).gradient() for one in brought]).sum(0)
-            self._subtract_(Brought(total), share)
-            return
-        for one in brought:
-            if by_rows and isinstance(one, Awaited):
-                subtract_rows_(one, self.factor, self.gradients, share, keep=self.keep)
-            else:
-                self._subtract_(self._moving(one), share)
+        if by_rows and isinstance(one, Awaited):
+            subtract_rows_(one, self.factor, self.gradients, share, keep=self.keep)
+        else:
+            self._subtract_(self._moving(one), share)
 
     def begin(self, brought: Sequence[Brought | Awaited], lost: bool) -> None:
         """Work out ``G_in`` of the examples of one process."""

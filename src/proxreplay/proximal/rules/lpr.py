@@ -86,6 +86,7 @@ class LPR(IncomingRule):
 
     gradient = "all"  # of the instance only where it is another: older states have no such option
     work = LPROptions.work  # as well
+    per = "step"  # as well
 
     def __init__(
         self,
@@ -101,6 +102,7 @@ class LPR(IncomingRule):
         level: float = LPROptions.level,
         gradient: str | None = LPROptions.gradient,
         work: float = LPROptions.work,
+        per: str | None = LPROptions.per,
         **options: Unpack[GramOptions],
     ) -> None:
         check_options(type(self), options, GramOptions.__optional_keys__)
@@ -109,7 +111,7 @@ class LPR(IncomingRule):
             steps = StepOptions() if statistics == "step" else None
         source = statistics if isinstance(statistics, str) else "step"
         numbers = (omega_0, beta, tolerance, rolling)
-        chosen = LPROptions(*numbers, reference, source, level, gradient, work)
+        chosen = LPROptions(*numbers, reference, source, level, gradient, work, per)
         self.strength: AnyStrength = RelativeStrength(level)
         if omega_0 is not None:
             self.strength = Strength(omega_0, beta)
@@ -117,6 +119,8 @@ class LPR(IncomingRule):
             self.gradient = chosen.acts_on
         if work != self.work:
             self.work = work
+        if chosen.acts_per != self.per:
+            self.per = chosen.acts_per
         self.overrides = dict(overrides or {})
         self.reference = reference
         self.tolerance = tolerance
@@ -128,6 +132,7 @@ class LPR(IncomingRule):
             steps=steps,
             split=self.gradient == "incoming",
             keep=omega_0 is None,
+            once=self.per == "batch",
             sketch=tolerance > 0,
             instead={_BatchNorm: authors_batchnorm_rows} if reference == "authors" else {},
             decay=rolling,
