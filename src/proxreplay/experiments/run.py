@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import signal
 import time
 import traceback
@@ -105,22 +106,21 @@ def run(
     with storage_trouble(folder), threads(config.threads), ExitStack() as held:
         check_same_start(processes, config)
 
-        taken: list[Path] = []  # this folder, once it is held
+        begun = os.path.exists(folder / "config.yaml")
 
         def take() -> Result | None:
             held.enter_context(owned(folder, config))
-            taken.append(folder)
             return _finished(config, folder, options)
 
         def open_folder() -> Result | None:
-            if (folder / "config.yaml").exists() and (done := take()) is not None:
-                return done
+            if begun:
+                return take()
             refuse_foreign(folder)
             return None
 
         def take_folder() -> Result | None:
             # somebody else may have made the run meanwhile
-            if not taken and (done := take()) is not None:
+            if not begun and (done := take()) is not None:
                 return done
             held.enter_context(logging_to(folder / "log.txt"))
             (folder / "failure.txt").unlink(missing_ok=True)
@@ -142,25 +142,15 @@ def run(
             return made.finish(stop, on_progress)
         except (Interrupted, OSError):  # resumable as it is
             raise
-        except DivergenceError as error:
-            good = folder / "diverged.safetensors"
-            made.learner.save(good)
-            problem = (
-                f"{error} After {made.stream.position} stream batches; the learner is in {good}"
-            )
-            _mark_failed(processes, folder, problem)
-            raise DivergenceError(problem) from error
-        except ProxreplayError as error:
-            _mark_failed(processes, folder, str(error))
+        except Exception as error:
+            if isinstance(error, DivergenceError):
+                good, batches = folder / "diverged.safetensors", made.stream.position
+                made.learner.save(good)
+                error.args = (f"{error} After {batches} stream batches; the learner is in {good}",)
+            known = isinstance(error, ProxreplayError)
+            if processes.writes:
+                mark_failed(folder, str(error) if known else traceback.format_exc())
             raise
-        except Exception:
-            _mark_failed(processes, folder, traceback.format_exc())
-            raise
-
-
-def _mark_failed(processes: Processes, folder: Path, problem: str) -> None:
-    if processes.writes:
-        mark_failed(folder, problem)
 
 
 def _finished(config: RunConfig, folder: Path, options: RunOptions) -> Result | None:
