@@ -43,9 +43,8 @@ _NAMES = {
     "derpp derpp_snapshot er er_ace finetune lode",
     "replay.estimator": "ReplayClassifier",
 }
-_HOMES = {name: f"{__name__}.{home}" for home, names in _NAMES.items() for name in names.split()}
-__all__ = [*_HOMES]
-__getattr__ = lazy_names(__name__, _HOMES)
+__all__ = " ".join(_NAMES.values()).split()
+__getattr__ = lazy_names(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

@@ -5,8 +5,9 @@ from importlib import import_module
 from typing import Any
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module's ``__getattr__`` that imports each name on first use, from its home."""
+def lazy_names(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """A package's ``__getattr__`` that imports each name on first use; ``names`` by submodule."""
+    homes = {name: f"{package}.{home}" for home, some in names.items() for name in some.split()}
 
     def getattr_(name: str) -> Any:
         if name not in homes:

@@ -62,11 +62,11 @@ def fraction(**values: float) -> None:
     _refuse(values, lambda value: 0 < value <= 1, "more than 0 and at most 1")
 
 
-def one_of(options: tuple[str | None, ...], **values: str | None) -> None:
+def one_of(options: tuple[str | bool | None, ...], **values: str | bool | None) -> None:
     """Refuse values that are not among the options."""
     for name, value in values.items():
         if value not in options:
-            known = ", ".join("none" if o is None else o for o in options)
+            known = ", ".join(str(o).lower() for o in options)
             raise InputError(f"{name}={value}; give one of {known}.")
 
 

@@ -17,6 +17,10 @@ from proxreplay.report.tables import main_table, several_codes, to_markdown
 
 REPLAY = ("er", "lpr-er", "der", "lpr-der", "ema", "lpr-ema", "lode", "lpr-lode")
 UNLIMITED = None
+MEMORY = {"split-cifar100": 2000, "split-tinyimagenet": 4000, "online-clear": 2000}
+
+
+_DRIFT, _GRADIENTS = ({"diagnostics.drift": "paper"},), ({"diagnostics.gradients_every": 30},)
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,8 @@ class Reproduction:
     figures: Mapping[str, str] = field(default_factory=dict)
 
 
-def _sensitivity(benchmark: str, memory: int, seeds: int) -> tuple[Block, ...]:
+def _sensitivity(benchmark: str, seeds: int) -> tuple[Block, ...]:
+    memory = MEMORY[benchmark]
     grid = tuple(
         {"refresh.every": every, "refresh.samples": samples}
         for samples in (memory // 20, memory // 5, None)
@@ -68,46 +73,34 @@ REPRODUCTIONS: Mapping[str, Reproduction] = {
             "ER and LPR (ER) with a memory without limit; refreshes see 2,000 examples",
             tuple(
                 Block(name, REPLAY[:2], (UNLIMITED,), 5, ({"refresh.samples": 2000},))
-                for name in ("split-cifar100", "split-tinyimagenet", "online-clear")
+                for name in MEMORY
             ),
         ),
         Reproduction(
             "projections",
             "A-GEM and AOP beside LPR (ER)",
-            (
-                Block("split-cifar100", ("agem", "aop", "lpr-er"), (2000,), 5),
-                Block("split-tinyimagenet", ("agem", "aop", "lpr-er"), (4000,), 5),
-                Block("online-clear", ("agem", "aop", "lpr-er"), (2000,), 5),
-            ),
+            tuple(Block(name, ("agem", "aop", "lpr-er"), (m,), 5) for name, m in MEMORY.items()),
         ),
         Reproduction(
             "sensitivity",
             "LPR (ER) over refresh interval T and share p of the memory, with wall-clock time",
             (
-                *_sensitivity("split-cifar100", 2000, 10),
-                *_sensitivity("split-tinyimagenet", 4000, 10),
-                *_sensitivity("online-clear", 2000, 5),
+                *_sensitivity("split-cifar100", 10),
+                *_sensitivity("split-tinyimagenet", 10),
+                *_sensitivity("online-clear", 5),
             ),
             {"sensitivity.png": "sensitivity"},
         ),
         Reproduction(
             "figure1",
             "representation drift and variation of accuracy on task 1 of Split-CIFAR100",
-            (Block("split-cifar100", REPLAY[:2], (2000,), 5, ({"diagnostics.drift": "paper"},)),),
+            (Block("split-cifar100", REPLAY[:2], (2000,), 5, _DRIFT),),
             {"figure1.png": "figure-1"},
         ),
         Reproduction(
             "figure2",
             "gradient norms before and after preconditioning on Split-CIFAR100",
-            (
-                Block(
-                    "split-cifar100",
-                    ("lpr-er",),
-                    (2000,),
-                    5,
-                    ({"diagnostics.gradients_every": 30},),
-                ),
-            ),
+            (Block("split-cifar100", ("lpr-er",), (2000,), 5, _GRADIENTS),),
             {"figure2.png": "figure-2"},
         ),
     )

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from proxreplay.cli.options import parse_sets
 from proxreplay.evaluation import average_forgetting, stability_gaps
+from proxreplay.experiments.configure import configure
 from proxreplay.experiments.results import StoredRun, find_runs, trajectory
 from proxreplay.report.commands import run_command
 from proxreplay.report.findings import study_warnings
@@ -251,6 +253,13 @@ def test_an_unknown_method_keeps_its_name(tmp_path: Path) -> None:
     config = section.groups[0].runs[0].config
     assert config is not None
     assert run_command(config).startswith("proxreplay run split-digits --method my-method --seed 0")
+
+
+def test_the_command_of_a_run_without_limit_gives_it_back() -> None:
+    config = configure("split-digits", "er", {"capacity": None})
+    *_, option, given = run_command(config).split()
+    assert option == "--set"
+    assert configure("split-digits", "er", parse_sets([given])) == config
 
 
 def test_untreated_layers_are_read(tmp_path: Path) -> None:

@@ -238,11 +238,9 @@ def make(planned: "Sequence[Job]", where: Where = _WHERE) -> None:
     """
     engine, console = where.make_engine(), terminal(stderr=True)
     group = _process_group(planned, engine)
+    asked = late.interrupt.stop_on_signals()
+    shown = late.display.StudyDisplay(console, len(planned))
     # the group first: a signal ends a process that waits for the others
-    asked, shown = (
-        late.interrupt.stop_on_signals(),
-        late.display.StudyDisplay(console, len(planned)),
-    )
     with group, asked as stop, shown as display:
         outcomes = engine.make(planned, stop, display)
     for outcome in outcomes:

@@ -38,6 +38,5 @@ _NAMES = {
     "transforms": "Transform",
     "trees": "image_tree",
 }
-_HOMES = {name: f"{__name__}.{home}" for home, names in _NAMES.items() for name in names.split()}
-__all__ = [*_HOMES]
-__getattr__ = lazy_names(__name__, _HOMES)
+__all__ = " ".join(_NAMES.values()).split()
+__getattr__ = lazy_names(__name__, _NAMES)

@@ -197,7 +197,7 @@ def from_npz(path: str | Path) -> Dataset:
     if path.suffix != ".npz":
         raise DataError(f"{path}: not an .npz file; save one with numpy.savez.")
     parts: dict[str, dict[str, Array]] = {part: {} for part in PARTS.values()}
-    names: dict[str, list[str] | None] = {"classes": None, "domains": None}
+    names: dict[str, Any] = {"classes": None, "domains": None}
     arrays = _read_npz(path)
     for key, array in arrays.items():
         if key in names and array.dtype.kind in "US":
@@ -216,12 +216,11 @@ def from_npz(path: str | Path) -> Dataset:
                 f"{path}: holds {', '.join(sorted(arrays)) or 'nothing'}, but no {part}_inputs "
                 f"with {part}_labels. Expected: {KEYS}."
             )
-    train, test, validation = (
-        tuple(parts[part][f] for f in ("inputs", "labels", "domains") if f in parts[part]) or None
-        for part in ("train", "test", "validation")
-    )
-    assert train is not None  # its keys are there
-    return from_arrays(path.stem, train, test, validation=validation, **names)
+    given: dict[str, Any] = {
+        part: tuple(fields[f] for f in ("inputs", "labels", "domains") if f in fields) or None
+        for part, fields in parts.items()
+    }
+    return from_arrays(path.stem, **given, **names)
 
 
 def _understand(key: str) -> tuple[str, str | None]:

@@ -273,13 +273,8 @@ pacs = NamedDataset(
     "as <domain>/<class>/<image>, domains art_painting, cartoon, photo and sketch",
     stored_size=64,
 )
-CATALOG = {
-    dataset.name: dataset
-    for dataset in (
-        *(digits, mnist, fashion_mnist, cifar10, cifar100),
-        *(tinyimagenet, clear10, pacs),
-    )
-}
+_ALL = (digits, mnist, fashion_mnist, cifar10, cifar100, tinyimagenet, clear10, pacs)
+CATALOG = {dataset.name: dataset for dataset in _ALL}
 
 
 def find_dataset(name: str) -> NamedDataset:

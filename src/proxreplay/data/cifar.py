@@ -34,13 +34,9 @@ class Layout:
         return self.label_bytes + int(np.prod(IMAGE))
 
 
+_BATCHES = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
 LAYOUTS = {
-    "cifar10": Layout(
-        train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
-        test=("test_batch.bin",),
-        class_names="batches.meta.txt",
-        label_bytes=1,
-    ),
+    "cifar10": Layout(_BATCHES, ("test_batch.bin",), "batches.meta.txt", label_bytes=1),
     "cifar100": Layout(("train.bin",), ("test.bin",), "fine_label_names.txt", label_bytes=2),
 }
 

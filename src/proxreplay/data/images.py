@@ -70,9 +70,7 @@ def _blocks(
             except DataError as error:
                 raise all_broken(files, everything, size, error) from error
             yield Block(
-                inputs,
-                np.array([i.label for i in some]),
-                np.array(domains) if domains else None,
+                inputs, np.array([i.label for i in some]), np.array(domains) if domains else None
             )
 
 

@@ -89,15 +89,10 @@ class Stream:
     def __next__(self) -> Batch:
         if self.position >= len(self):
             raise StopIteration
-        t, start = self._starts[self.position]
-        examples = self.tasks[t].train[start : start + self.batch_size]
-        batch = Batch(
-            examples.inputs,
-            examples.labels,
-            task=t,
-            position=self.position,
-            train=self._trained(self.position),
-        )
+        at = self.position
+        t, start = self._starts[at]
+        some = self.tasks[t].train[start : start + self.batch_size]
+        batch = Batch(some.inputs, some.labels, task=t, position=at, train=self._trained(at))
         self.position += 1
         return batch
 

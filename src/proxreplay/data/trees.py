@@ -81,11 +81,7 @@ def read(path: Path, image_size: int | None) -> Iterator[Decoded]:
         if "test" not in images:
             images["train"], images["test"] = split_by_hash(images["train"])
         size = image_size or _common_size(files, [i for part in images.values() for i in part])
-        yield Decoded(
-            tuple(classes),
-            image_splits(files, images, size),
-            tuple(domains),
-        )
+        yield Decoded(tuple(classes), image_splits(files, images, size), tuple(domains))
 
 
 def _image_files(files: Files, path: Path) -> list[str]:

@@ -51,8 +51,5 @@ __all__ = [
 ]
 
 # These need torch; reports do not.
-_HOMES = {
-    **dict.fromkeys(("Evaluation", "evaluate", "evaluate_each"), f"{__name__}.evaluating"),
-    **dict.fromkeys(("Score", "Step"), f"{__name__}.prequential"),
-}
-__getattr__ = lazy_names(__name__, _HOMES)
+_NAMES = {"evaluating": "Evaluation evaluate evaluate_each", "prequential": "Score Step"}
+__getattr__ = lazy_names(__name__, _NAMES)

@@ -45,22 +45,19 @@ def evaluate_each(
     """As `evaluate`, of several predictors by name that share forward passes."""
     inputs = torch.cat([task.inputs for task in tasks])
     labels = torch.cat([task.labels for task in tasks])
-    correct: dict[str, list[Tensor]] = {}
-    losses: dict[str, list[Tensor]] = {}
+    found: dict[str, list[Tensor]] = {}  # by name, [2, n]: whether it is right, and the loss
     for x, y in zip(inputs.split(batch_size), labels.split(batch_size), strict=True):
         for name, z in logits(x).items():
             targets = y.to(z.device)
             missing = int(targets.max()) + 1 - z.shape[1]
             if missing > 0:
                 z = F.pad(z, (0, missing), value=INACTIVE_LOGIT)
-            correct.setdefault(name, []).append((z.argmax(dim=1) == targets).double())
-            entropy = F.cross_entropy(z, targets, reduction="none")
-            losses.setdefault(name, []).append(entropy.double())
+            right = (z.argmax(dim=1) == targets).double()
+            entropy = F.cross_entropy(z, targets, reduction="none").double()
+            found.setdefault(name, []).append(torch.stack([right, entropy]))
     sizes = [len(task) for task in tasks]
-    return {
-        name: Evaluation(
-            [float(part.mean()) for part in torch.cat(correct[name]).split(sizes)],
-            [float(part.mean()) for part in torch.cat(losses[name]).split(sizes)],
-        )
-        for name in correct
+    means = {
+        name: [[float(part.mean()) for part in row.split(sizes)] for row in torch.cat(parts, dim=1)]
+        for name, parts in found.items()
     }
+    return {name: Evaluation(*rows) for name, rows in means.items()}

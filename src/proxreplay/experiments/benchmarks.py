@@ -97,7 +97,8 @@ _CLEAR_SETTINGS: Settings = {  # the paper has no LODE on CLEAR
     "aop": {"lr": 0.05},
 }
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
+_CIFAR10_MEAN, _CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+_CIFAR100_MEAN, _CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
 
 def _grey(name: str, data: str, mean: float, std: float) -> Benchmark:
@@ -127,9 +128,7 @@ _BENCHMARKS = (
         data="cifar10",
         scenario=ClassIncremental(tasks=5),
         network=lambda num_classes=None: models.slim_resnet18(num_classes),
-        transform=Transform(
-            255.0, _CIFAR10_MEAN, std=(0.2470, 0.2435, 0.2616), crop_padding=4, flip=True
-        ),
+        transform=Transform(255.0, _CIFAR10_MEAN, _CIFAR10_STD, crop_padding=4, flip=True),
         settings=_CIFAR100_SETTINGS,
     ),
     Benchmark(
@@ -137,13 +136,7 @@ _BENCHMARKS = (
         data="cifar100",
         scenario=ClassIncremental(tasks=20),
         network=lambda num_classes=None: models.slim_resnet18(num_classes),
-        transform=Transform(
-            255.0,
-            mean=(0.5071, 0.4865, 0.4409),
-            std=(0.2673, 0.2564, 0.2762),
-            crop_padding=4,
-            flip=True,
-        ),
+        transform=Transform(255.0, _CIFAR100_MEAN, _CIFAR100_STD, crop_padding=4, flip=True),
         capacity=2000,
         settings=_CIFAR100_SETTINGS,
         from_paper=True,

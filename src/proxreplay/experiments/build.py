@@ -55,13 +55,7 @@ def build_network(config: RunConfig, benchmark: Benchmark, dataset: Dataset) -> 
             return benchmark.network(outputs)
         shape = dataset.train.inputs.shape[1:]
         channels = shape[0] if len(shape) == 3 else 1
-        return load_network(
-            config.network,
-            outputs,
-            in_channels=channels,
-            image_size=shape[-1],
-            in_features=shape.numel(),
-        )
+        return load_network(config.network, outputs, channels, shape[-1], shape.numel())
 
 
 def build_learner(

@@ -4,13 +4,13 @@ It is resolved from defaults < benchmark < method < file < ``--set``; unknown ke
 the nearest valid name, and earlier names of keys are still read.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import functools
 import hashlib
 import inspect
 import json
-import operator
 import types
 import typing
 from collections.abc import Mapping
@@ -47,6 +47,7 @@ from proxreplay.options import (
 
 MAX_THREADS = 1024
 MAX_FILE_BYTES = 2**20  # of a file of settings
+SCENARIOS = ("class", "domain", "blurry", "iid", None)
 _SIGNED = "# sha256 of these settings: "
 _SECTIONS = {"stream", "loss", "lpr", "refresh", "projection", "diagnostics"}  # of every run's file
 
@@ -69,9 +70,7 @@ class StreamSettings(Options, prefix="stream."):
     """
 
     data: str | None = None
-    scenario: Annotated[str | None, partial(one_of, ("class", "domain", "blurry", "iid", None))] = (
-        None
-    )
+    scenario: Annotated[str | None, partial(one_of, SCENARIOS)] = None
     tasks: Count | None = None
     disjoint: Share = Blurry.disjoint
     blur: Share = Blurry.blur
@@ -79,12 +78,7 @@ class StreamSettings(Options, prefix="stream."):
     first: Count | None = None
     limit: Count | None = None
     image_size: Count | None = None
-    augment: bool | str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.augment, str):
-            one_of(("crop",), **{"stream.augment": self.augment})
+    augment: Annotated[bool | str | None, partial(one_of, ("crop", True, False, None))] = None
 
 
 @dataclass(frozen=True)
@@ -170,7 +164,7 @@ class RunConfig(Options):
 
     def flat(self) -> dict[str, Any]:
         """Every value by its dotted key."""
-        return {key: operator.attrgetter(key)(self) for key in keys()}
+        return _flatten(self.to_dict())
 
     @property
     def digest(self) -> str:
@@ -280,20 +274,13 @@ def read_settings(path: Path, *, unchanged: bool = False) -> dict[str, Any]:
 
 
 @functools.cache
-def keys(settings: type[Any] = RunConfig, prefix: str = "") -> tuple[str, ...]:
+def keys() -> tuple[str, ...]:
     """Every key that a configuration has, dotted.
 
     >>> "lpr.omega_0" in keys()
     True
     """
-    hints = typing.get_type_hints(settings)
-    names: list[str] = []
-    for f in dataclasses.fields(settings):
-        if dataclasses.is_dataclass(hints[f.name]):
-            names += keys(hints[f.name], f"{prefix}{f.name}.")
-        else:
-            names.append(prefix + f.name)
-    return tuple(names)
+    return tuple(RunConfig("", "").flat())
 
 
 def described(settings: type[Any] = RunConfig, prefix: str = "") -> dict[str, str]:
@@ -347,13 +334,8 @@ def _coerce(value: Any, hint: Any, key: str) -> Any:
         return None
     if type(value) in options:
         return value
-    if float in options and type(value) is int:
-        return float(value)
-    if float in options and isinstance(value, str):
-        # YAML reads 1e-3 as a string.
-        try:
+    if float in options and type(value) in (int, str):  # YAML reads 1e-3 as a string
+        with contextlib.suppress(ValueError):
             return float(value)
-        except ValueError:
-            pass
     expected = " or ".join("none" if o is type(None) else o.__name__ for o in options)
     raise InputError(f"{key}={value!r} is a {type(value).__name__}; give {expected}.")

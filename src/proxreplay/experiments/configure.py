@@ -83,15 +83,14 @@ def averaging_named(values: dict[str, Any]) -> dict[str, Any]:
 
 def _tuned(settings: Settings, method: Method) -> Mapping[str, Any]:
     """A benchmark's settings for a method."""
-    base = (
-        method.name.removeprefix(LPR_PREFIX).removeprefix(KLPR_PREFIX).removesuffix(AVERAGED_SUFFIX)
-    )
-    return next(settings[name] for name in (base, *method.tuned_like, "er") if name in settings)
+    replay = method.name.removeprefix(LPR_PREFIX).removeprefix(KLPR_PREFIX)
+    names = (replay.removesuffix(AVERAGED_SUFFIX), *method.tuned_like, "er")
+    return next(settings[name] for name in names if name in settings)
 
 
 _OF_METHODS = (
-    *("loss.", "averaging.", "distillation.", "lpr.", "refresh.", "step.", "projection."),
-    *("klpr.", "floor."),
+    *("loss.", "averaging.", "distillation.", "lpr.", "klpr.", "refresh.", "step."),
+    *("projection.", "floor."),
 )
 _OF_TRAINING = ("lr", "replay_batch", "steps_per_batch", "compile", "network", "sharded")
 _OF_RULES = ("diagnostics.gradients_every", "diagnostics.spectrum")

@@ -44,9 +44,8 @@ class Diagnostics:
         settings = self.settings
         if settings.drift is not None:
             inputs = learner.view(self.stream.tasks[0].test.inputs)
-            self.drift = RepresentationDrift(
-                learner.model, inputs, mode="paper" if settings.drift == "paper" else "authors"
-            ).attach(learner.optimizer)
+            drift = RepresentationDrift(learner.model, inputs, mode=settings.drift)
+            self.drift = drift.attach(learner.optimizer)
         if settings.gradients_every is None or learner.rule is None:
             return loss
         self.gradients = GradientRatios(

@@ -17,13 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from proxreplay.allocator import keep_freed_memory
-from proxreplay.errors import (
-    CheckpointError,
-    DataError,
-    InputError,
-    ProxreplayError,
-    StorageError,
-)
+from proxreplay.errors import CheckpointError, DataError, InputError, ProxreplayError, StorageError
 from proxreplay.experiments.config import RunConfig
 from proxreplay.experiments.interrupt import StopRequest
 from proxreplay.experiments.ownership import mark_failed, owned
@@ -206,31 +200,18 @@ class _Worker:
             self.process.join()
 
 
-class _AskedByParent(StopRequest):
-    """The parent asks by an event; a signal to this process stops the run at hand only."""
-
-    def __init__(self, event: Event) -> None:
-        super().__init__()
-        self._event = event
-
-    def __bool__(self) -> bool:
-        return super().__bool__() or self._event.is_set()
-
-
 def _work(connection: Connection, event: Event) -> None:
     """What a worker process does: wait for jobs, make them, say how it goes."""
-    stop = _AskedByParent(event)
-
-    def ask(number: int, frame: object) -> None:
-        stop.signal = number
+    # the parent asks by the event; a signal to this process stops the run at hand only
+    stop = StopRequest(event.is_set)
 
     def tell(message: Any) -> None:
         try:
             connection.send(message)
         except OSError:  # the parent is gone: save and leave
-            stop.signal = signal.SIGTERM
+            stop.ask(signal.SIGTERM)
 
-    signal.signal(signal.SIGTERM, ask)
+    signal.signal(signal.SIGTERM, stop.ask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which asks us
     keep_freed_memory()
     while True:

@@ -42,13 +42,11 @@ class RunPlan:
         """Lines for people: what, how much."""
         total = sum(self.seconds.values())
         shares = ", ".join(f"{name} {_duration(spent)}" for name, spent in self.seconds.items())
+        batches = f"{self.stream_batches:,}, of which {self.trained_batches:,} trained"
         companion = ("companion", f"at most {self.companion_bytes / 2**20:.1f} MiB")
         return [
             ("tasks", f"{self.tasks:,}"),
-            (
-                "stream batches",
-                f"{self.stream_batches:,}, of which {self.trained_batches:,} trained",
-            ),
+            ("stream batches", batches),
             ("SGD steps", f"{self.sgd_steps:,}"),
             ("refreshes", "at most " * self.fewer + f"{self.refreshes:,}"),
             ("evaluations", f"{self.evaluations:,}, {self.evaluated_images:,} images"),

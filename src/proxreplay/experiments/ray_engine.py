@@ -11,7 +11,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 from proxreplay.data.roots import data_root
 from proxreplay.errors import InputError, StorageError, first_line
 from proxreplay.experiments.engines import NOBODY, Audience, Job, Outcome, Outcomes, lost
-from proxreplay.experiments.interrupt import StopRequest
+from proxreplay.experiments.interrupt import StopRequest, handled_by
 from proxreplay.experiments.ray_worker import Channel, Surroundings, names_in, versions, work
 from proxreplay.experiments.run import RunProgress
 from proxreplay.files import marker
@@ -85,11 +85,7 @@ class _Study:
     """The driver's side of a study in progress."""
 
     def __init__(
-        self,
-        engine: RayEngine,
-        jobs: Sequence[Job],
-        around: Sequence[Surroundings],
-        told: Audience,
+        self, engine: RayEngine, jobs: Sequence[Job], around: Sequence[Surroundings], told: Audience
     ) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -233,7 +229,7 @@ def _connected(address: str, jobs: Sequence[Job]) -> Iterator[None]:
         options |= {"num_cpus": cores, "object_store_memory": OBJECT_STORE_BYTES}
         options["include_dashboard"] = False
     try:
-        with _own_signal_handlers():
+        with _own_handler():
             ray.init(**options)
     except Exception as error:  # Ray raises this very class if it does not start in time
         raise _not_joined(address, error) from error
@@ -266,17 +262,11 @@ def _not_joined(address: str, error: BaseException) -> InputError:
     )
 
 
-@contextmanager
-def _own_signal_handlers() -> Iterator[None]:
+def _own_handler() -> AbstractContextManager[object]:
     """Ray replaces the driver's handler of SIGTERM; ours asks the workers to save."""
     if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        return nullcontext()
+    return handled_by(signal.getsignal(signal.SIGTERM), signal.SIGTERM)
 
 
 def _check_room(jobs: Sequence[Job], *, joined: bool) -> None:

@@ -8,19 +8,19 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, chdir, nullcontext
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxreplay.errors import InputError
+from proxreplay.experiments.interrupt import StopRequest, handled_by
 from proxreplay.lazy import LazyModule
 from proxreplay.locking import locked
 
 if TYPE_CHECKING:
     from proxreplay.experiments.engines import Job
-    from proxreplay.experiments.interrupt import StopRequest
     from proxreplay.experiments.run import RunProgress
 
 ray: Any = LazyModule("ray")
@@ -122,10 +122,10 @@ def work(number: int, job: "Job", around: Surroundings, channel: Any, patience: 
     """
     from proxreplay.allocator import keep_freed_memory
     from proxreplay.experiments.engines import make_one
-    from proxreplay.experiments.interrupt import StopRequest
 
     stop, node = StopRequest(), ray.get_runtime_context().get_node_id()
-    with _asked_by_signals(stop):
+    # Ray cancels with SIGINT and ends workers with SIGTERM; both let the run save first
+    with handled_by(stop.ask, signal.SIGINT, signal.SIGTERM):
         try:
             around.check()
         except InputError as problem:
@@ -144,7 +144,7 @@ def work(number: int, job: "Job", around: Surroundings, channel: Any, patience: 
 class _Line:
     """A worker's line to the driver; it never blocks a run."""
 
-    def __init__(self, channel: Any, number: int, stop: "StopRequest") -> None:
+    def __init__(self, channel: Any, number: int, stop: StopRequest) -> None:
         self._channel = channel
         self._number = number
         self._stop = stop
@@ -180,21 +180,6 @@ class _Line:
     def _send(self, progress: tuple[Any, ...] | None) -> None:
         self._reply = self._channel.tell.remote(self._number, progress)
         self._told = time.monotonic()
-
-
-@contextmanager
-def _asked_by_signals(stop: "StopRequest") -> Iterator[None]:
-    """Ray cancels with SIGINT and ends workers with SIGTERM; both let the run save first."""
-
-    def ask(number: int, frame: object) -> None:
-        stop.signal = number
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _wait_until_free(lock: Path, patience: float, asked_to_stop: Callable[[], bool]) -> bool:

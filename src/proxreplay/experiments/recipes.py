@@ -53,7 +53,6 @@ class Method:
     values: Mapping[str, Any] = field(default_factory=dict)
     # growing with a mask over unseen classes, or fixed with all classes
     head: Literal["growing", "fixed"] = "growing"
-    replay: bool = True  # whether it replays, so that LPR can be added to it
     uses: tuple[str, ...] = ()  # the configuration keys that matter to it beyond the common ones
     # methods whose settings it takes on a benchmark that has none for it
     tuned_like: tuple[str, ...] = ()
@@ -64,6 +63,11 @@ class Method:
     # from the configuration to the statistic that predicts in place of a trained network; a method
     # that such a floor beats has learned nothing of use
     floor: "Callable[[RunConfig], statistics.Statistic] | None" = None
+
+    @property
+    def takes_rules(self) -> bool:
+        """Whether LPR can be added: it replays a stream as it comes, without a rule of its own."""
+        return self.loss is not _finetune and not (self.rule or self.iid or self.floor)
 
 
 def _finetune(config: RunConfig) -> "losses.Loss":
@@ -177,7 +181,7 @@ def _basis(config: RunConfig) -> dict[str, Any]:
 
 
 _BASE = [
-    Method("finetune", "Fine-tuning", "SGD on the stream alone", _finetune, replay=False),
+    Method("finetune", "Fine-tuning", "SGD on the stream alone", _finetune),
     Method("er", "ER", "experience replay, one joint forward pass"),
     Method(
         "er-ace",
@@ -227,7 +231,6 @@ _BASE = [
         "stream only; gradients never oppose that of remembered examples",
         _finetune,
         rule=lambda m, c, steps: proximal.AGEM(m, samples=c.projection.samples),
-        replay=False,
         uses=("projection.samples",),
     ),
     Method(
@@ -235,7 +238,6 @@ _BASE = [
         "ER + A-GEM",
         "ER; gradients never oppose that of the replayed examples",
         rule=lambda m, c, steps: proximal.AGEM.joint(m),
-        replay=False,
     ),
     Method(
         "aop",
@@ -243,7 +245,6 @@ _BASE = [
         "stream only; gradients orthogonal to earlier inputs, more so as the stream goes on",
         _finetune,
         rule=_aop,
-        replay=False,
         uses=("projection.alpha", *_SCOPE_KEYS),
     ),
     Method(
@@ -252,7 +253,6 @@ _BASE = [
         "stream only; gradients orthogonal to earlier inputs",
         _finetune,
         rule=lambda m, c, steps: proximal.OWM(m, c.projection.alpha, **_scope(c)),
-        replay=False,
         uses=("projection.alpha", *_SCOPE_KEYS),
         tuned_like=("aop",),
     ),
@@ -262,7 +262,6 @@ _BASE = [
         "stream only; gradients orthogonal to the main directions of remembered inputs",
         _finetune,
         rule=lambda m, c, steps: proximal.GPM(m, **_basis(c)),
-        replay=False,
         uses=("projection.energy", *_SCOPE_KEYS, *_keys("refresh.")),
         task_ends=True,
         tuned_like=("aop",),
@@ -273,7 +272,6 @@ _BASE = [
         "as GPM, with directions scaled by their importance",
         _finetune,
         rule=lambda m, c, steps: proximal.SGP(m, scale=c.projection.scale, **_basis(c)),
-        replay=False,
         uses=("projection.energy", "projection.scale", *_SCOPE_KEYS, *_keys("refresh.")),
         task_ends=True,
         tuned_like=("aop",),
@@ -282,21 +280,18 @@ _BASE = [
         "iid",
         "i.i.d. (ceiling)",
         "the upper bound: ER on the same stream in random order, with as many steps",
-        replay=False,
         iid=True,
     ),
     Method(
         "majority",
         "Majority (floor)",
         "a floor, without training: always the most frequent class so far",
-        replay=False,
         floor=lambda c: statistics.ClassCounts(),
     ),
     Method(
         "ncm",
         "NCM (floor)",
         "a floor, without training: the nearest mean of each class's remembered inputs",
-        replay=False,
         floor=lambda c: statistics.ClassMeans(),
     ),
     Method(
@@ -304,7 +299,6 @@ _BASE = [
         "Streaming LDA (floor)",
         "a floor, without training: class means and a shared covariance of random convolutional "
         "features",
-        replay=False,
         uses=_keys("floor."),
         floor=lambda c: statistics.SharedCovariance(c.floor),
     ),
@@ -313,7 +307,7 @@ _BASE = [
 _PLAIN = [
     method
     for base in _BASE
-    for method in ([base, _with_lpr(base), _with_klpr(base)] if base.replay else [base])
+    for method in ([base, _with_lpr(base), _with_klpr(base)] if base.takes_rules else [base])
 ]
 _OF_NAME = {base.name: base for base in _BASE}
 _averaged = _with_average(_with_klpr(_OF_NAME["er"]))

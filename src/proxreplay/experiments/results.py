@@ -358,11 +358,9 @@ def fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """Changes whenever a file of the run does."""
     found = []
     for name in ("config.yaml", "records.jsonl", "timings.jsonl", "result.json", "failure.txt"):
-        try:
+        with suppress(FileNotFoundError):
             status = (folder / name).stat()
-        except FileNotFoundError:
-            continue
-        found.append((name, status.st_mtime_ns, status.st_size))
+            found.append((name, status.st_mtime_ns, status.st_size))
     return tuple(found)
 
 

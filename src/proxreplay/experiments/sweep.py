@@ -65,11 +65,8 @@ class Choice:
 
 def ranked(jobs: Sequence[Job]) -> list[Choice]:
     """Completed runs, best first; of equals, the one tried first."""
-    choices = []
-    for job in jobs:
-        stored = read_run(job.folder)
-        if stored.result is not None:
-            choices.append(Choice(job.config, stored.result.validation_acc))
+    results = [(job.config, read_run(job.folder).result) for job in jobs]
+    choices = [Choice(config, found.validation_acc) for config, found in results if found]
     return sorted(choices, key=lambda choice: -choice.validation_acc)
 
 

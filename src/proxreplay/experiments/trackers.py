@@ -9,6 +9,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
@@ -45,31 +46,21 @@ def scalars(record: Record) -> Iterator[tuple[str, float]]:
                 yield f"{prefix}-tasks/{measure}/{task}", value
 
 
+@dataclass
 class Tracker:
-    """Hands numbers on with the stream batch they belong to; the end belongs to the last one.
+    """Hands numbers on with the stream batch they belong to; the end belongs to the last one."""
 
-    Args:
-        log: takes the name of a curve, a number and the stream batch.
-        close: nothing more will come in this attempt; is told whether the run is complete.
-        identity: what a later attempt needs to go on with the same curves.
-    """
-
-    def __init__(
-        self,
-        log: Callable[[str, float, int], object],
-        close: Callable[[bool], object],
-        identity: str | None = None,
-    ) -> None:
-        self.identity = identity
-        self.close = close
-        self._log = log
-        self._position = 0
+    log: Callable[[str, float, int], object]  # takes the name of a curve, a number, the batch
+    # nothing more will come in this attempt; is told whether the run is complete
+    close: Callable[[bool], object]
+    identity: str | None = None  # what a later attempt needs to go on with the same curves
+    position: int = 0
 
     def write(self, record: Record) -> None:
         """Take one record."""
-        self._position = record.get("position", self._position)
+        self.position = record.get("position", self.position)
         for name, value in scalars(record):
-            self._log(name, value, self._position)
+            self.log(name, value, self.position)
 
 
 def tensorboard(config: RunConfig, folder: Path, identity: str | None) -> Tracker:
@@ -138,9 +129,7 @@ def mlflow(config: RunConfig, folder: Path, identity: str | None) -> Tracker:
 
 
 TRACKERS: Mapping[str, Callable[[RunConfig, Path, str | None], Tracker]] = {
-    "tensorboard": tensorboard,
-    "wandb": wandb,
-    "mlflow": mlflow,
+    make.__name__: make for make in (tensorboard, wandb, mlflow)
 }
 
 

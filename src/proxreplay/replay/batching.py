@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
+from operator import getitem
 from typing import Any
 
 import torch
@@ -54,14 +55,8 @@ def _slices(source: Any, y: Any, weight: Any, batch_size: int) -> Iterator[Item]
                 f"Learner.learn_stream: {n} inputs but {len(values)} {name}; give one each."
             )
     rows = [slice(start, start + batch_size) for start in range(0, n, batch_size)]
-    return (
-        (
-            part(source, at) if structured else source[at],
-            y[at],
-            None if weight is None else weight[at],
-        )
-        for at in rows
-    )
+    take: Any = part if structured else getitem
+    return ((take(source, at), y[at], None if weight is None else weight[at]) for at in rows)
 
 
 def _tuples_again(item: Any) -> Any:

@@ -27,6 +27,7 @@ ENOUGH = 10  # examples of a class, before its further ones are used for judging
 WORST = 3.0  # of a loss, in those of guessing: one grave error outweighs no more than that
 RATE = 0.01  # of a batch in the moving averages of losses
 LARGEST = 1e15  # number or weight: what is beyond counts as that, and squares stay finite
+KEPT = ("weight", "bias", "_inverse", "_centre", "_inverted_at", "losses", "judged")  # when saved
 
 
 class Companion:
@@ -198,9 +199,7 @@ class Companion:
             "shape": None if self.shape is None else list(self.shape),
             **features,
             **{f"statistic.{k}": v for k, v in self.statistic.state_dict().items()},
-            **{"weight": self.weight, "bias": self.bias, "inverse": self._inverse},
-            **{"centre": self._centre, "inverted_at": self._inverted_at},
-            **{"losses": self.losses, "judged": self.judged},
+            **{name.removeprefix("_"): getattr(self, name) for name in KEPT},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -210,17 +209,11 @@ class Companion:
             self._draw_(state["shape"], state["features"])
             assert self.features is not None
             self.features.load_state_dict({"weight": state["features"]})
-        self.statistic.load_state_dict_(
-            {
-                k.removeprefix("statistic."): v
-                for k, v in state.items()
-                if k.startswith("statistic.")
-            }
-        )
+        own = {k.removeprefix("statistic."): v for k, v in state.items() if "statistic." in k}
+        self.statistic.load_state_dict_(own)
         self.known = self._met()
-        self.weight, self.bias, self._inverse = (state[k] for k in ("weight", "bias", "inverse"))
-        self._centre, self._inverted_at = state["centre"], state["inverted_at"]
-        self.losses, self.judged = state["losses"], state["judged"]
+        for name in KEPT:
+            setattr(self, name, state[name.removeprefix("_")])
 
 
 def _precise(dtype: torch.dtype) -> torch.dtype:

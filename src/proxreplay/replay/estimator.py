@@ -254,10 +254,7 @@ class ReplayClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             group["lr"] = learner.lr
 
     def _learn(
-        self,
-        inputs: NDArray[np.float64],
-        labels: NDArray[Any],
-        weights: NDArray[np.float64] | None,
+        self, inputs: NDArray[np.float64], labels: NDArray[Any], weights: NDArray[np.float64] | None
     ) -> None:
         names = labels.tolist()
         for name in names:

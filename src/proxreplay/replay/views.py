@@ -1,6 +1,7 @@
 """What a step works on: batches as the model sees them, and what the loss asks for beside them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -50,22 +51,18 @@ class Views:
         return self.see(stored, self.generators["refresh-view"] if augment else None)
 
 
+@dataclass(eq=False)
 class Provider:
     """Gives a loss what it asks for beside the batches (`Needs`): stored logits, a teacher."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        needs: Needs,
-        averaging: EMA | None = None,
-        call: Caller | None = None,
-    ) -> None:
-        self.model = model
-        self.needs = needs
-        self.call = call
-        self.averaging = averaging
-        self.teacher: nn.Module | None = None
-        if needs.teacher_every is not None:
+    model: nn.Module
+    needs: Needs
+    averaging: EMA | None = None
+    call: Caller | None = None
+    teacher: nn.Module | None = None
+
+    def __post_init__(self) -> None:
+        if self.needs.teacher_every is not None:
             self.take_snapshot()
 
     @property

@@ -1,7 +1,7 @@
 """The command that makes a run again."""
 
+import json
 import shlex
-from typing import Any
 
 from proxreplay.errors import ProxreplayError
 from proxreplay.experiments.config import RunConfig
@@ -25,12 +25,7 @@ def run_command(config: RunConfig) -> str:
     for key, value in config.flat().items():
         if key in ("benchmark", "method", "seed") or (key in given and given[key] == value):
             continue
-        option = _OPTIONS.get(key)
-        words += [option, str(value)] if option else ["--set", f"{key}={_yaml(value)}"]
+        text = value if isinstance(value, str) else json.dumps(value)
+        own = key in _OPTIONS and value is not None  # no option stands for no limit
+        words += [_OPTIONS[key], text] if own else ["--set", f"{key}={text}"]
     return shlex.join(words)
-
-
-def _yaml(value: Any) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -148,7 +148,5 @@ def task_accuracy_map(group: Group, tasks: int, bins: int = 12) -> Array:
 
 def _mean_of_known(values: Array) -> Array:
     """The mean over the first axis of what is not NaN; NaN where nothing is known."""
-    known = np.isfinite(values).any(axis=0)
-    mean = np.full(known.shape, np.nan)
-    mean[known] = np.nanmean(values[:, known], axis=0)
+    mean: Array = np.ma.masked_invalid(values).mean(axis=0).filled(np.nan)
     return mean

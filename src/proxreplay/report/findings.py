@@ -7,13 +7,7 @@ from typing import Any, Literal
 from proxreplay.evaluation import PairedDifference
 from proxreplay.experiments.results import StoredRun
 from proxreplay.report.grouping import Group, Section, Study
-from proxreplay.report.tables import (
-    FEW_SEEDS,
-    Comparison,
-    comparisons,
-    paper_row_of,
-    several_codes,
-)
+from proxreplay.report.tables import FEW_SEEDS, Comparison, comparisons, paper_row_of, several_codes
 
 MOST_REASONS = 20
 COARSE_SHARE = 0.05  # evaluations further apart than this share of a task miss dips

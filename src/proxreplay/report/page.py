@@ -124,7 +124,6 @@ def _section(number: int, section: Section) -> dict[str, Any]:
             {"label": g.label, "index": i, "runs": [_run(run) for run in g.runs]}
             for i, g in enumerate(section.groups)
         ],
-        "has_curves": section.tasks > 0,
         "data": _data(section),
     }
 
@@ -216,20 +215,18 @@ def _data(section: Section) -> dict[str, Any]:
     labels = [group.label for group in section.groups]
     shown = set(_best_first(section)[:CURVES_AT_FIRST])
     points = 600 if len(labels) <= 12 else 300
-    measures = []
-    for measure in drawable(section) if section.tasks else ():
-        drawn = curves(section, measure, points)
-        if drawn:
-            measures.append(
-                {
-                    "name": measure.key,
-                    "title": measure.label,
-                    "about": measure.about,
-                    "x": measure.x,
-                    "kind": measure.scale,
-                    "curves": [_rounded(curve) for curve in drawn],
-                }
-            )
+    measures = [
+        {
+            "name": measure.key,
+            "title": measure.label,
+            "about": measure.about,
+            "x": measure.x,
+            "kind": measure.scale,
+            "curves": [_rounded(curve) for curve in drawn],
+        }
+        for measure in (drawable(section) if section.tasks else ())
+        if (drawn := curves(section, measure, points))
+    ]
     return {
         "tasks": section.tasks,
         "labels": labels,

@@ -16,7 +16,7 @@ from proxreplay.evaluation import Measure, estimate
 from proxreplay.evaluation.measures import BY_KEY
 from proxreplay.files import replacing
 from proxreplay.report.curves import Curve, curves, task_accuracy_map
-from proxreplay.report.grouping import Group, Section
+from proxreplay.report.grouping import Section
 from proxreplay.report.paper import paper_sensitivity
 
 if TYPE_CHECKING:
@@ -196,19 +196,15 @@ def _by_refresh(section: Section) -> dict[float, dict[int, tuple[list[float], li
     found: dict[float, dict[int, tuple[list[float], list[float]]]] = {}
     for group in section.groups:
         if group.method == "lpr-er" and group.complete:
-            share, every = _refresh(group, section.memory)
-            accuracies, minutes = found.setdefault(share, {}).setdefault(every, ([], []))
+            samples, every = (group.settings[f"refresh.{k}"] for k in ("samples", "every"))
+            whole = samples is None or section.memory is None
+            share = 1.0 if whole else round(min(1.0, samples / section.memory), 3)
+            accuracies, minutes = found.setdefault(share, {}).setdefault(int(every), ([], []))
             accuracies += group.values("acc").values()
             minutes += group.values("minutes").values()
     kept = {p: {t: v for t, v in points.items() if v[0]} for p, points in found.items()}
     several = len(kept) > 1 or any(len(points) > 1 for points in kept.values())
     return kept if several else {}
-
-
-def _refresh(group: Group, memory: int | None) -> tuple[float, int]:
-    samples = group.settings["refresh.samples"]
-    share = 1.0 if samples is None or memory is None else min(1.0, samples / memory)
-    return round(share, 3), int(group.settings["refresh.every"])
 
 
 # What there is to draw ---------------------------------------------------------------------------

@@ -9,21 +9,10 @@ at; `shrinkage_spectrum` ``d / out`` preconditionings and an eigenvalue problem 
 every layer.
 """
 
-from proxreplay.evaluation.diagnostics.drift import RepresentationDrift
-from proxreplay.evaluation.diagnostics.gradients import GradientRatios, Ratios
-from proxreplay.evaluation.diagnostics.spectrum import (
-    Spectrum,
-    shrinkage_matrix,
-    shrinkage_spectrum,
-    spectrum_record,
-)
-
-__all__ = [
-    "GradientRatios",
-    "Ratios",
-    "RepresentationDrift",
-    "Spectrum",
-    "shrinkage_matrix",
-    "shrinkage_spectrum",
-    "spectrum_record",
-]
+from proxreplay.evaluation.diagnostics.drift import RepresentationDrift as RepresentationDrift
+from proxreplay.evaluation.diagnostics.gradients import GradientRatios as GradientRatios
+from proxreplay.evaluation.diagnostics.gradients import Ratios as Ratios
+from proxreplay.evaluation.diagnostics.spectrum import Spectrum as Spectrum
+from proxreplay.evaluation.diagnostics.spectrum import shrinkage_matrix as shrinkage_matrix
+from proxreplay.evaluation.diagnostics.spectrum import shrinkage_spectrum as shrinkage_spectrum
+from proxreplay.evaluation.diagnostics.spectrum import spectrum_record as spectrum_record

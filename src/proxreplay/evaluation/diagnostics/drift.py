@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ class RepresentationDrift:
         inputs: Inputs,
         layers: Sequence[str] | None = None,
         *,
-        mode: Literal["paper", "authors"] = "paper",
+        mode: str = "paper",
         batch_size: int = 500,
     ) -> None:
         if length(inputs) == 0:
@@ -75,8 +75,8 @@ class RepresentationDrift:
         self.names = tuple(layers)
         self.mode = mode
         self.batch_size = batch_size
-        self._layers = {name: torch.zeros((), dtype=torch.float64) for name in self.names}
-        self._total = torch.zeros((), dtype=torch.float64)
+        # by layer, and of all together for None
+        self._sums = {name: torch.zeros((), dtype=torch.float64) for name in (*self.names, None)}
         self._before = self._represent() if mode == "paper" else None
 
     def attach(self, optimizer: Optimizer) -> "RepresentationDrift":
@@ -92,24 +92,22 @@ class RepresentationDrift:
         """Add what the last step changed."""
         now = self._represent()
         moved = self._changes(now)
-        together = torch.stack(list(moved.values())).square().sum(dim=0).sqrt()
-        if self.mode == "paper":
-            for name, distances in moved.items():
-                self._layers[name] += distances.mean().cpu()
-            self._total += together.mean().cpu()
-        else:
-            for name, distances in moved.items():
-                self._layers[name] = torch.hypot(self._layers[name], _frobenius(distances))
-            self._total = torch.hypot(self._total, _frobenius(together))
+        moved[None] = torch.stack(list(moved.values())).square().sum(dim=0).sqrt()
+        for name, distances in moved.items():
+            if self.mode == "paper":
+                self._sums[name] += distances.mean().cpu()
+            else:
+                frobenius = torch.linalg.vector_norm(distances) / len(distances)  # ||Z||_F / n
+                self._sums[name] = torch.hypot(self._sums[name], frobenius.cpu())
         self._before = now
 
     def total(self) -> float:
         """The drift of all layers together so far."""
-        return float(self._total)
+        return float(self._sums[None])
 
     def layers(self) -> dict[str, float]:
         """The drift of each layer so far."""
-        return {name: float(value) for name, value in self._layers.items()}
+        return {name: float(self._sums[name]) for name in self.names}
 
     def record(self) -> dict[str, Any]:
         """What goes into the records: ``kind``, ``total`` and ``layers``."""
@@ -117,28 +115,24 @@ class RepresentationDrift:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The sums so far and the representations the next step is compared with."""
-        state = {f"layer.{name}": value for name, value in self._layers.items()}
-        state["total"] = self._total
-        for name, Z in (self._before or {}).items():
-            state[f"before.{name}"] = Z
-        return state
+        before = {f"before.{name}": Z for name, Z in (self._before or {}).items()}
+        return {_saved_as(name): value for name, value in self._sums.items()} | before
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state of the same layers."""
-        wanted = {f"layer.{name}" for name in self.names}
+        wanted = {*map(_saved_as, self.names)}
         if not wanted <= state.keys():
             raise InputError(
                 f"RepresentationDrift: the state lacks {sorted(wanted - state.keys())}; it belongs "
                 "to other layers."
             )
-        self._layers = {name: state[f"layer.{name}"].clone() for name in self.names}
-        self._total = state["total"].clone()
+        self._sums = {name: state[_saved_as(name)].clone() for name in self._sums}
         if f"before.{self.names[0]}" in state:
             self._before = {name: state[f"before.{name}"].clone() for name in self.names}
 
-    def _changes(self, now: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _changes(self, now: Mapping[str, Tensor]) -> dict[str | None, Tensor]:
         """``||Z_i(j+1) - Z_i(j)||_2`` of every layer, ``[n]`` each."""
-        changes = {}
+        changes: dict[str | None, Tensor] = {}
         for name, Z in now.items():
             if self._before is not None:
                 old = self._before[name]
@@ -165,7 +159,5 @@ class RepresentationDrift:
         return {name: torch.cat(chunks) for name, chunks in parts.items()}
 
 
-def _frobenius(distances: Tensor) -> Tensor:
-    """``||Z||_F / n`` from the norms of the n rows."""
-    norm: Tensor = torch.linalg.vector_norm(distances) / len(distances)
-    return norm.cpu()
+def _saved_as(layer: str | None) -> str:
+    return "total" if layer is None else f"layer.{layer}"

@@ -1,8 +1,9 @@
 """How much a rule shrinks the gradients of new and of replayed data."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -50,6 +51,7 @@ class Ratios:
         }
 
 
+@dataclass(eq=False)
 class GradientRatios:
     """How much a rule shrinks the gradient of new and of replayed data (the paper's Figure 2).
 
@@ -68,27 +70,21 @@ class GradientRatios:
         optimizer: where the learning rate is read, for the effective one.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        rule: GradientRule,
-        on_ratios: Callable[[Ratios], None],
-        *,
-        every: int = 1,
-        optimizer: Optimizer | None = None,
-    ) -> None:
-        count(every=every)
-        if isinstance(rule, AGEM):
+    model: nn.Module
+    rule: GradientRule
+    on_ratios: Callable[[Ratios], None]
+    _: KW_ONLY
+    every: int = 1
+    optimizer: Optimizer | None = None
+    calls: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        count(every=self.every)
+        if isinstance(self.rule, AGEM):
             raise InputError(
                 "GradientRatios: A-GEM compares with a gradient that it takes after the loss, so "
                 "ratios would be those of the step before; leave diagnostics.gradients_every out."
             )
-        self.model = model
-        self.rule = rule
-        self.on_ratios = on_ratios
-        self.every = every
-        self.optimizer = optimizer
-        self.calls = 0
 
     def watch(self, learner: Any, loss: Loss) -> Loss:
         """Be one of a learner's ``observers``."""
@@ -219,7 +215,7 @@ def _split_gradients(
     return gradients
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Norms:
     """``||g||^2`` and ``||P^-1 g||^2`` of one layer, and whether the rule changed anything."""
 
@@ -227,26 +223,20 @@ class _Norms:
     after: float = 0.0
     changed: bool = False
 
-    def plus(self, before: Tensor, after: Tensor) -> "_Norms":
-        return _Norms(
-            self.before + float(before.double().square().sum()),
-            self.after + float(after.double().square().sum()),
-            self.changed or not torch.equal(before, after),
-        )
-
 
 def _norms(
     model: nn.Module, gradients: Mapping[str, Tensor], rule: GradientRule
 ) -> dict[str, _Norms]:
     """Norms before and after the rule, by layer."""
-    norms: dict[str, _Norms] = {}
+    norms: dict[str, _Norms] = defaultdict(_Norms)
     with borrowed_gradients(model, gradients):
         rule.precondition_()
         for name, before in gradients.items():
-            layer = name.rpartition(".")[0]
-            after = model.get_parameter(name).grad
+            layer, after = norms[name.rpartition(".")[0]], model.get_parameter(name).grad
             assert after is not None
-            norms[layer] = norms.get(layer, _Norms()).plus(before, after)
+            layer.before += float(before.double().square().sum())
+            layer.after += float(after.double().square().sum())
+            layer.changed |= not torch.equal(before, after)
     return norms
 
 
