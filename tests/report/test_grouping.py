@@ -71,6 +71,18 @@ def test_labels_say_what_is_unset_as_users_write_it_and_leave_out_what_does_noth
     ]
 
 
+def test_runs_without_omega_0_that_act_per_step_and_per_batch_are_told_apart(
+    tmp_path: Path,
+) -> None:
+    """Those of earlier versions acted at every step."""
+    for i, per in enumerate(("step", "batch")):
+        settings = {"lpr.omega_0": None, "lpr.per": per}
+        write_run(tmp_path / per, "lpr-er", i, settings=settings)
+    (section,) = read_study([tmp_path]).sections
+    labels = {g.label for g in section.groups}
+    assert labels == {"LPR (ER), lpr.per=batch", "LPR (ER), lpr.per=step"}
+
+
 def test_lpr_without_numbers_is_not_the_paper_s_and_can_be_reported(tmp_path: Path) -> None:
     """It has no beta; looking for one ended the report, in every other process (set order)."""
     whole = {"benchmark": "split-cifar100", "settings": {"capacity": 2000}}

@@ -205,9 +205,12 @@ def _of_companion(key: str, config: RunConfig) -> bool:
 
 
 def _idle(config: RunConfig) -> tuple[str, ...]:
-    """How keys begin that do nothing to LPR with the other settings as they are."""
+    """How keys begin that do nothing to LPR with the other settings as they are, or say nothing."""
     steps = () if config.lpr.statistics == "step" else ("step.",)
-    return (*steps, *(("lpr.beta",) if config.lpr.omega_0 is None else ("lpr.level", "lpr.work")))
+    if config.lpr.omega_0 is None:
+        return (*steps, "lpr.beta")
+    as_ever = ("lpr.per",) if config.lpr.per == "step" else ()
+    return (*steps, "lpr.level", "lpr.work", *as_ever)
 
 
 def label_of(method: str) -> str:
