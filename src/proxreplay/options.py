@@ -124,8 +124,8 @@ class LPROptions(Options, prefix="lpr."):
         reference: authors for BatchNorm's statistic as in the released code, else paper.
         statistics: refresh: from passes over the memory; step: from the training steps themselves.
         level: without omega_0, the strength relative to the layer's own rows.
-        gradient: incoming, to let replay through; all, as in the paper; none for incoming, or all
-            with omega_0.
+        gradient: incoming, to let replay through; all, as in the paper; none for all with omega_0
+            and in networks of tokens, else for incoming (docs/strength.md).
         work: without omega_0 and with the default refresh.every, most that a refresh may take of
             the counted work of the steps since the last one; others are left out. 0 for no limit.
         per: batch, to change what the steps of a stream batch bring once, at the last of them;
@@ -142,11 +142,6 @@ class LPROptions(Options, prefix="lpr."):
     gradient: Annotated[str | None, partial(one_of, (None, "incoming", "all"))] = None
     work: Share = 0.125
     per: Annotated[str | None, partial(one_of, (None, "batch", "step"))] = None
-
-    @property
-    def acts_on(self) -> str:
-        """Which gradient is shrunk: incoming or all."""
-        return self.gradient or ("incoming" if self.omega_0 is None else "all")
 
     @property
     def acts_per(self) -> str:

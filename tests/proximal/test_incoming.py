@@ -363,7 +363,7 @@ def test_a_learner_goes_on_bit_by_bit(loss, tmp_path):
     first.save(tmp_path / "whole.safetensors")
     loaded = Learner.load(tmp_path / "whole.safetensors", again.model)
     assert loaded.rule.strength == RelativeStrength()
-    assert (loaded.rule.gradient, loaded.rule.per) == ("incoming", "batch")
+    assert (loaded.rule.gradient, loaded.rule.per) == (None, "batch")
 
 
 def test_the_whole_gradient_with_a_strength_of_its_own_is_saved_as_such(tmp_path):
@@ -373,6 +373,57 @@ def test_the_whole_gradient_with_a_strength_of_its_own_is_saved_as_such(tmp_path
     learner.save(tmp_path / "learner.safetensors")
     rule = Learner.load(tmp_path / "learner.safetensors").rule
     assert (rule.gradient, rule.strength) == ("all", RelativeStrength(2.0))
+
+
+class Tokens(nn.Module):
+    """Linear layers on five tokens per example; or on one, after attention."""
+
+    def __init__(self, attention):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Identity() if attention else nn.Linear(4, 6)
+        self.mix = nn.MultiheadAttention(4, 2, batch_first=True) if attention else None
+        self.head = nn.Linear(4 if attention else 6, 3)
+
+    def forward(self, x):
+        z = self.embed(x)
+        return self.head((z if self.mix is None else self.mix(z, z, z)[0]).mean(1))
+
+
+def in_one_step(model, rule):
+    rng = torch.Generator().manual_seed(1)
+    x, y = torch.randn(9, 5, 4, generator=rng), torch.randint(0, 3, (9,), generator=rng)
+    rule.refresh(torch.randn(20, 5, 4, generator=rng))
+    incoming, replay = Batch(x[:4], y[:4]), Batch(x[4:], y[4:])
+    model.zero_grad()
+    with rule.watched(incoming, replay):
+        er(model, incoming, replay).backward()
+    rule.wait_()
+    return [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("attention", "why"),
+    [(False, "'embed' has several rows per example"), (True, "incoming examples bring to 'mix")],
+    ids=["tokens", "attention"],
+)
+def test_in_networks_of_tokens_the_whole_gradient_is_treated(attention, why):
+    """What incoming examples bring, treated alone, made a small transformer worse than plain ER."""
+    model = Tokens(attention)
+    lpr, whole = LPR(model), LPR(model, gradient="all")
+    found = [in_one_step(model, rule) for rule in (lpr, whole)]
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+    assert why in repr(lpr)
+    assert (lpr.share, lpr.unsplit) == (None, [])
+    asked = LPR(model, gradient="incoming", per="step")
+    assert not torch.equal(in_one_step(model, asked)[-1], found[0][-1])
+    assert asked.share is not None
+    again = LPR(model)
+    again.load_state_dict(lpr.state_dict())
+    assert why in repr(again)
+    with pytest.warns(UserWarning, match=r"form of before"):
+        again.load_state_dict(asked.state_dict())
 
 
 def test_what_makes_no_sense_is_refused():

@@ -351,7 +351,7 @@ def test_a_learner_from_before_lpr_could_wait_acts_at_every_step(tmp_path: Path)
     save_state(tmp_path / "old", state)
     again = Learner.load(tmp_path / "old").rule
     assert isinstance(again, LPR)
-    assert (again.per, again.gradient) == ("step", "incoming")
+    assert (again.per, again.gradient) == ("step", None)
 
 
 def test_an_optimizer_beside_a_rate_that_it_ignored_goes_on() -> None:

@@ -37,7 +37,7 @@ from proxreplay.proximal.layers.incoming import (
 from proxreplay.proximal.layers.sites import Column, Site, unwrap
 from proxreplay.proximal.rules.byrows import subtract_rows_
 from proxreplay.proximal.rules.gradients import gradients_of, moving_columns
-from proxreplay.proximal.rules.layerwise import Layers
+from proxreplay.proximal.rules.layerwise import Layers, Treatment
 from proxreplay.proximal.rules.length import Lengths, lengthened
 from proxreplay.proximal.rules.share import Share
 from proxreplay.proximal.rules.stepwise import StepwiseRule
@@ -57,6 +57,8 @@ class IncomingRule(StepwiseRule):
     Args:
         model: see `StepwiseRule`.
         split: whether it acts on the incoming part.
+        flat: whether it does so only if that part is known of every layer, and Linear layers have
+            one row per example. Networks of tokens lose by it (docs/strength.md).
         keep: whether gradients stay as long as they are (`length`).
         once: whether it acts on the incoming part once per stream batch, where there is somebody
             who says which step is the last (`wait_`).
@@ -64,9 +66,10 @@ class IncomingRule(StepwiseRule):
     """
 
     def __init__(
-        self, model: nn.Module, *, split: bool, keep: bool, once: bool, **options: Any
+        self, model: nn.Module, *, split: bool, flat: bool, keep: bool, once: bool, **options: Any
     ) -> None:
         self._split = split
+        self._flat = flat
         self._keep = keep
         self._once = once
         self._share = Share()
@@ -79,6 +82,8 @@ class IncomingRule(StepwiseRule):
         lines = [super().__repr__()]
         if self._keep:
             lines.append("gradients are turned and keep their length")
+        if self._mixed is not None:
+            lines.append(f"the whole gradient is treated: {self._mixed}")
         if self._coupled:
             lines.append(
                 "BatchNorm saw incoming and replayed examples in one pass: the whole gradient is "
@@ -89,7 +94,31 @@ class IncomingRule(StepwiseRule):
     @property
     def share(self) -> float | None:
         """How much of the rule acts at present, from 0 to 1; None if it always acts fully."""
-        return self._share.value if self._split else None
+        return self._share.value if self._apart else None
+
+    @property
+    def _apart(self) -> bool:
+        """Whether the incoming part is treated by itself, where it is known."""
+        return self._split and self._mixed is None
+
+    def _put_in_force(self, treatments: dict[str, Treatment], untreated: dict[str, str]) -> None:
+        super()._put_in_force(treatments, untreated)
+        self._mixed = self._why_mixed() if self._flat else None
+
+    def _why_mixed(self) -> str | None:
+        """Why the whole gradient is treated in spite of `split`; None if it is not."""
+        model = unwrap(self.model)
+        known = {site.name for site, _, _ in self._tellable(model).layers}
+        for name, one in self._treatments.items():
+            if name not in known:
+                return f"nobody can tell what incoming examples bring to '{name}'."
+            if one.positions > 1 and isinstance(one.site.module(model), nn.Linear):
+                return f"'{name}' has several rows per example, as for tokens."
+        return None
+
+    def _tellable(self, model: nn.Module) -> WatchPlan:
+        """All layers whose incoming part can be told."""
+        return WatchPlan.of(model, [one.site for one in self._treatments.values()])
 
     @property
     def layers(self) -> Layers:
@@ -101,18 +130,17 @@ class IncomingRule(StepwiseRule):
     @property
     def unsplit(self) -> list[str]:
         """Layers whose incoming part nobody can tell: `watched` steps leave them alone."""
-        known = {site.name for site, _, _ in self._plan_watch(unwrap(self.model)).layers}
-        return [name for name in self._treatments if name not in known] if self._split else []
+        if not self._apart:
+            return []
+        known = {site.name for site, _, _ in self._tellable(unwrap(self.model)).layers}
+        return [name for name in self._treatments if name not in known]
 
     def _plan_watch(self, model: nn.Module) -> WatchPlan:
-        """All layers whose incoming part can be told, if that alone is treated."""
-        if not self._split:
-            return super()._plan_watch(model)
-        return WatchPlan.of(model, [one.site for one in self._treatments.values()])
+        return self._tellable(model) if self._apart else super()._plan_watch(model)
 
     def _watch_rows(self, incoming: Batch | None, replay: Batch | None) -> IncomingWatch | None:
         """Look at the rows of incoming examples, which pass first."""
-        if not self._split:
+        if not self._apart:
             return super()._watch_rows(incoming, replay)
         if not self._treatments or incoming is None or replay is None:
             return None
@@ -122,7 +150,7 @@ class IncomingRule(StepwiseRule):
         self, watch: IncomingWatch | None, incoming: Batch | None, replay: Batch | None
     ) -> None:
         """Keep what was seen, if every process can tell what incoming examples brought."""
-        if not self._split:
+        if not self._apart:
             super()._take_note(watch, incoming, replay)
             return
         if not self._treatments:
@@ -198,7 +226,7 @@ class IncomingRule(StepwiseRule):
 
     def _take_rows(self) -> bool:
         """Keep what incoming examples brought in this step; whether that is known."""
-        if not self._split:
+        if not self._apart:
             return False
         watched, self._watched = self._watched, []
         if watched:
@@ -270,7 +298,8 @@ class IncomingRule(StepwiseRule):
     def state_dict(self) -> dict[str, Any]:
         """What the refreshes made: tensors, numbers and strings in nested dicts."""
         share = {"share": self._share.state()} if self._split else {}
-        return super().state_dict() | share | ({"length": "kept"} if self._keep else {})
+        known = super().state_dict() | share | ({"length": "kept"} if self._keep else {})
+        return known | ({"whole": self._mixed} if self._mixed is not None else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` of the same rule on a model of the same shape gave."""
@@ -280,6 +309,14 @@ class IncomingRule(StepwiseRule):
                 f"{type(self).__name__}: this state was saved by a version that shrank gradients "
                 "where this one keeps their length; from here on it learns differently from that "
                 "version. Give omega_0 for a rule that does not change.",
+                stacklevel=2,
+            )
+        if self._mixed is not None and "whole" not in state:
+            warnings.warn(
+                f"{type(self).__name__}: this state was saved by a version that changed only what "
+                "incoming examples bring, where this one changes the whole gradient: "
+                f'{self._mixed} From here on it learns differently; gradient="incoming" is the '
+                "form of before.",
                 stacklevel=2,
             )
         self._watched, self._brought = [], _Rows()

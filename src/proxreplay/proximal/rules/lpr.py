@@ -64,7 +64,8 @@ class LPR(IncomingRule):
         level: without ``omega_0``, the mean of ``omega sigma`` over the directions of its rows.
         gradient: "incoming" to change only what incoming examples bring, where that is known
             (`watched`, as `Learner` does it); "all" for the whole gradient, as in the paper; None
-            for "incoming", or "all" if ``omega_0`` is given.
+            for "all" if ``omega_0`` is given, and else for "incoming" in networks without tokens
+            all of whose layers can be told apart.
         work: without ``omega_0``, most that a refresh may take of the counted work of the steps
             since the last one; a `Learner` with the default interval leaves out those that take
             more (`due`). 0 for no limit.
@@ -84,7 +85,8 @@ class LPR(IncomingRule):
     [('0', 5), ('2', 9)]
     """
 
-    gradient = "all"  # of the instance only where it is another: older states have no such option
+    # of the instance only where it is another: older states have no such option
+    gradient: str | None = "all"
     work = LPROptions.work  # as well
     per = "step"  # as well
 
@@ -115,8 +117,8 @@ class LPR(IncomingRule):
         self.strength: AnyStrength = RelativeStrength(level)
         if omega_0 is not None:
             self.strength = Strength(omega_0, beta)
-        if chosen.acts_on != self.gradient:
-            self.gradient = chosen.acts_on
+        if gradient != self.gradient and not (gradient is None and omega_0 is not None):
+            self.gradient = gradient
         if work != self.work:
             self.work = work
         if chosen.acts_per != self.per:
@@ -130,7 +132,8 @@ class LPR(IncomingRule):
         super().__init__(
             model,
             steps=steps,
-            split=self.gradient == "incoming",
+            split=self.gradient != "all",
+            flat=self.gradient is None,
             keep=omega_0 is None,
             once=self.per == "batch",
             sketch=tolerance > 0,
