@@ -146,7 +146,8 @@ class LPROptions(Options, prefix="lpr."):
     @property
     def acts_per(self) -> str:
         """How often it is: batch or step."""
-        return self.per or ("batch" if self.omega_0 is None else "step")
+        waits = self.omega_0 is None and self.gradient != "all"
+        return self.per or ("batch" if waits else "step")
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,25 @@ def test_two_processes_learn_what_one_learns(two: Pool, method: str) -> None:
         assert float((found - one).abs().max()) < 1e-10
 
 
+def learn_from_one_example(processes: Processes) -> torch.Tensor:
+    learner = make("lpr-itself", processes)
+    for i, (x, y) in enumerate(stream(20)):
+        n = 1 if i % 7 == 6 else N
+        learner.learn(x[:n], y[:n])
+    return weights(learner)
+
+
+def from_one_example_together() -> torch.Tensor:
+    return learn_from_one_example(Processes.up(replicated=True, check_every=10))
+
+
+def test_a_process_without_incoming_rows_does_as_the_others(two: Pool) -> None:
+    """It waited for nobody, and the others for it."""
+    one = learn_from_one_example(ALONE)
+    for found in two.run(from_one_example_together):
+        assert float((found - one).abs().max()) < 1e-10
+
+
 @pytest.mark.parametrize("method", REQUIRED if SLOW else ["lpr-er"])
 def test_four_processes_learn_what_one_learns(four: Pool, method: str) -> None:
     batches = BATCHES if SLOW else 12

@@ -6,7 +6,7 @@ from proxreplay.data.scenarios import ClassIncremental
 from proxreplay.errors import InputError
 from proxreplay.experiments.benchmarks import BENCHMARKS, find_benchmark
 from proxreplay.experiments.build import build_stream
-from proxreplay.experiments.config import RunConfig
+from proxreplay.experiments.config import RunConfig, dump_settings
 from proxreplay.experiments.configure import configure, declared, read_layer
 from proxreplay.experiments.recipes import METHODS, find_method
 from proxreplay.experiments.results import read_config
@@ -80,15 +80,28 @@ def test_what_a_run_wrote_is_that_run_again_however_old_it_is() -> None:
     )
 
 
+def test_a_setting_that_came_later_is_compared_with_what_these_settings_make_today(
+    tmp_path: Path,
+) -> None:
+    """The recipe has omega_0 here, and would act at every step; without it, it would not."""
+    values = configure("split-digits", "lpr-er", {"lpr.omega_0": None}).to_dict()
+    del values["lpr"]["per"]
+    (tmp_path / "config.yaml").write_text(dump_settings(values))
+    (remark,) = read_layer(tmp_path / "config.yaml")[1]
+    assert "says nothing of lpr.per: step is taken" in remark
+    assert "--set lpr.per=batch" in remark
+
+
 @pytest.mark.parametrize(
     ("layer", "expected"),
     [
         ({}, "step"),  # the paper's omega_0
         ({"lpr.omega_0": None}, "batch"),
         ({"lpr.omega_0": None, "lpr.per": "step"}, "step"),
+        ({"lpr.omega_0": None, "lpr.gradient": "all"}, "step"),
         ({"lpr.per": "batch"}, "batch"),
     ],
-    ids=["omega_0", "none", "none, asked for", "omega_0, asked for"],
+    ids=["omega_0", "none", "none, asked for", "whole", "omega_0, asked for"],
 )
 def test_how_often_lpr_acts_is_settled_before_a_run(
     layer: dict[str, object], expected: str

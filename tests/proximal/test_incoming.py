@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from proxreplay import LPR, Batch, Learner, er, er_ace, lode
-from proxreplay.errors import InputError
+from proxreplay.errors import DivergenceError, InputError
 from proxreplay.models import mlp, small_cnn
 from proxreplay.proximal import RelativeStrength
 from proxreplay.proximal.layers.calling import Called
-from proxreplay.proximal.layers.incoming import Brought, summed
+from proxreplay.proximal.layers.incoming import Awaited, Brought, Rowset, linear_brought, summed
 from proxreplay.proximal.layers.sites import find_sites
 from proxreplay.proximal.rules.share import Share
 from proxreplay.proximal.statistics.sketch import Sketch
@@ -222,10 +222,18 @@ def test_a_failed_step_takes_along_those_that_wait():
     assert lpr._brought.of_sites == {}
 
 
+class Normalising(torch.optim.SGD):
+    """As LARS and others do: steps do not add up."""
+
+
 @pytest.mark.parametrize(
     ("optimizer", "expected"),
-    [(None, "wait wait step"), (torch.optim.Adam, "step step step")],
-    ids=["SGD", "Adam"],
+    [
+        (None, "wait wait step"),
+        (torch.optim.Adam, "step step step"),
+        (lambda parameters: Normalising(parameters, lr=0.1), "step step step"),
+    ],
+    ids=["SGD", "Adam", "derived from SGD"],
 )
 def test_a_learner_says_which_step_is_the_last(optimizer, expected):
     """Adam does not add up: a step with the sum of several gradients is not these steps."""
@@ -234,6 +242,102 @@ def test_a_learner_says_which_step_is_the_last(optimizer, expected):
     rule.step_, rule.wait_ = lambda: said.append("step"), lambda: said.append("wait")
     Learner(model, rule=rule, optimizer=optimizer).learn(torch.randn(4, 2), torch.arange(4) % 2)
     assert " ".join(said) == expected
+
+
+class Counting(LPR):
+    made = 0
+
+    def step_(self, only=None):
+        self.made += 1
+        super().step_(only)
+
+
+def test_a_derived_rule_sees_every_step():
+    model = mlp(2)
+    learner = Learner(model, rule=Counting(model))
+    learner.learn(torch.randn(4, 2), torch.arange(4) % 2)
+    assert learner.rule.made == 3
+
+
+def test_an_attached_rule_does_not_wait():
+    model = net(nn.Conv2d(2, 3, 3))
+    lpr = LPR(model).attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(InputError, match=r"wait_: the rule is attached .* detach\(\) first"):
+        lpr.wait_()
+
+
+class Queries(nn.Module):
+    """A Linear layer on a parameter, which every step changes where it is."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.q = nn.Parameter(torch.randn(6))
+        self.to_q, self.head = nn.Linear(6, 6, bias=False), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.to_q(self.q.expand(len(x), -1)) * x.flatten(1)[:, :6])
+
+
+@pytest.mark.parametrize("small", [True, False], ids=["rows that wait", "rows made at once"])
+def test_rows_that_wait_are_those_of_their_step(small, monkeypatch):
+    monkeypatch.setattr("proxreplay.proximal.layers.incoming.SMALL", 2**16 if small else 0)
+    model = Queries().double()
+    lpr = LPR(model, tolerance=0.0, include=["to_q"])
+    lpr.refresh(batch(20, 3).inputs)
+    total, incoming, replay = 0.0, batch(4, 1), batch(5, 2)
+    for step in range(3):
+        loss = F.cross_entropy(model(incoming.inputs), incoming.labels) * 4 / 9
+        total = (
+            total
+            + gradients(model, loss + 0 * sum(map(torch.sum, model.parameters())))["to_q.weight"]
+        )
+        model.zero_grad()
+        with lpr.watched(incoming, replay):
+            er(model, incoming, replay).backward()
+        plain = model.to_q.weight.grad.clone()
+        lpr.step_() if step == 2 else lpr.wait_()
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.5 * p.grad
+    Lambda = lpr.shrinkage("to_q").apply(torch.eye(6, dtype=torch.float64)[None])[0]
+    c = min(10.0, float(total.norm() / (total @ Lambda).norm()))
+    expected = plain - lpr.share * (total - c * (total @ Lambda))
+    torch.testing.assert_close(model.to_q.weight.grad, expected)
+
+
+def test_half_precision_rows_are_divided_by_a_scale_in_single():
+    x, delta = torch.ones(2, 3), torch.full((2, 4), 2.0**-14, dtype=torch.float16)
+    one = Awaited(linear_brought, nn.Linear(3, 4), x, delta, Rowset(0, 2), None)
+    assert float(one.divided(2.0**16).delta.max()) == 2.0**-30  # 0 in half precision
+
+
+@pytest.mark.parametrize("error", [OSError, DivergenceError], ids=["a transform", "divergence"])
+def test_a_learner_goes_on_after_a_failure_in_the_middle_of_a_batch(error):
+    """Nothing of the broken batch waits for the next one, whose classes may be new."""
+    calls, fails = [], [False]
+
+    def transform(x, rng):
+        calls.append(None)
+        if fails[0] and len(calls) == 3:  # incoming and replay of the first step passed
+            if error is OSError:
+                raise OSError
+            return x * torch.nan
+        return x
+
+    torch.manual_seed(0)
+    model = mlp(8, hidden=(16,))
+    learner = Learner(model, rule=LPR(model), refresh_every=1, transform=transform)
+    for i in range(3):
+        learner.learn(torch.randn(4, 8), torch.arange(4) % 2 + i % 2)
+    calls.clear()
+    fails[0] = True
+    with pytest.raises(error):
+        learner.learn(torch.randn(4, 8), torch.arange(4) % 2)
+    fails[0] = False
+    assert learner.rule._brought.of_sites == {}
+    assert learner.rule._watched == []
+    learner.learn(torch.randn(4, 8), torch.arange(4) + 3)
 
 
 def test_batch_norm_in_training_is_split_where_incoming_examples_pass_alone():

@@ -59,7 +59,7 @@ def read_layer(path: Path) -> tuple[dict[str, Any], list[str]]:
         values, _ = renamed(averaging_named(own))
         earlier = RunConfig("", "").with_values(values).flat()
         missing = {k: v for k, v in earlier.items() if "." in k and k not in values}
-        now = configure(str(values.get("benchmark", CUSTOM)), str(values["method"])).flat()
+        now = configure(str(values.get("benchmark", CUSTOM)), str(values["method"]), values).flat()
         remarks += [
             f"{path} says nothing of {key}: {value} is taken, as in runs from before there was "
             f"such a setting; today's {values['method']} has --set {key}={now[key]}"

@@ -19,7 +19,7 @@ from proxreplay.options import (
     count,
 )
 from proxreplay.proximal.layers.calling import Caller
-from proxreplay.proximal.rules.base import GradientRule, seen_by
+from proxreplay.proximal.rules.base import GradientRule, leaving_nothing, seen_by
 from proxreplay.replay.admitting import Admitting
 from proxreplay.replay.averaging import DEFAULT_AVERAGING, EMA
 from proxreplay.replay.batching import stream_batches
@@ -152,7 +152,7 @@ class Learner(Saving, Admitting):
         self.provider = Provider(model, needs_of(loss), averaging, call)
         self._fresh_rule = None if rule is None else copy.deepcopy(rule.state_dict())
         # whether one step with a sum of gradients is as several with each
-        self._adds_up = isinstance(self.optimizer, torch.optim.SGD)
+        self._adds_up = type(self.optimizer) is torch.optim.SGD
         self._watched_loss = loss
         for observer in observers:
             self._watched_loss = observer.watch(self, self._watched_loss)
@@ -176,7 +176,7 @@ class Learner(Saving, Admitting):
             return self._remember(admitted)
         losses, guard = [], Guard(self.model, self.views.generators)
         self.model.train()
-        with self.together.randomness(self):
+        with self.together.randomness(self), leaving_nothing(self.rule):
             for step in range(self.steps_per_batch):
                 with guard.step(), self.together.sharing(self.provider.models, len(incoming)):
                     batch = self.views.of(incoming, "incoming")

@@ -52,6 +52,10 @@ class Brought:
         """``G_in / by``."""
         return Brought(self.M / by, self.left)
 
+    def copied(self) -> "Brought":
+        """In memory of its own, as rows may be views of a layer's input."""
+        return self if self.left is None else Brought(self.M.clone(), self.left.clone())
+
     def squares(self, *Ms: Tensor) -> list[Tensor]:
         """``|left' M|^2`` for every ``M`` of that shape, by ``k x k`` products."""
         if self.left is None:
@@ -114,7 +118,11 @@ class Awaited(NamedTuple):
 
     def divided(self, by: float) -> "Awaited":
         """``G_in / by``."""
-        return self._replace(delta=self.delta / by)
+        return self._replace(delta=widened(self.delta) / by)
+
+    def copied(self) -> "Awaited":
+        """Only the incoming rows, in memory of their own."""
+        return self._replace(x=self.rows.clone(), delta=self.gradients.clone())
 
     @torch.no_grad()
     def now(self) -> Brought:
@@ -131,10 +139,9 @@ def summed(brought: Sequence[Brought | Awaited]) -> Sequence[Brought | Awaited]:
     waiting = [one for one in brought if isinstance(one, Awaited)]
     lefts = [one.left for one in made if one.left is not None]
     if len(lefts) == len(made) and sum(one.shape[1] for one in lefts) <= lefts[0].shape[2]:
-        total = Brought(torch.cat([one.M for one in made], dim=1), torch.cat(lefts, dim=1))
-    else:
-        total = Brought(torch.stack([one.gradient() for one in made]).sum(0))
-    return [*waiting, total]
+        return [*waiting, Brought(torch.cat([one.M for one in made], 1), torch.cat(lefts, 1))]
+    with full_precision():
+        return [*waiting, Brought(torch.stack([one.gradient() for one in made]).sum(0))]
 
 
 def together(brought: Sequence[Brought | Awaited]) -> Brought | Awaited:

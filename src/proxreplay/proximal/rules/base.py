@@ -2,8 +2,8 @@
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Self
 
 from torch import nn
@@ -124,6 +124,10 @@ class GradientRule(ABC):
         """
         self.step_()
 
+    def abandon_(self) -> None:
+        """A step that was begun will not be made: forget what was seen of its stream batch."""
+        return None
+
     def called_by(self, call: Caller | None) -> Self:
         """Say how the model is called with inputs; None for the usual way. `Learner` does so."""
         self._call = call
@@ -208,6 +212,17 @@ class GradientRule(ABC):
             return args, kwargs | {"closure": then_precondition(kwargs["closure"])}
         self.step_(only)
         return None
+
+
+@contextmanager
+def leaving_nothing(rule: GradientRule | None) -> Iterator[None]:
+    """`GradientRule.abandon_` if anything is raised inside."""
+    try:
+        yield
+    except BaseException:
+        if rule is not None:
+            rule.abandon_()
+        raise
 
 
 def seen_by(

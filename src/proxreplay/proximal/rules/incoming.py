@@ -35,6 +35,7 @@ from proxreplay.proximal.layers.incoming import (
     together,
 )
 from proxreplay.proximal.layers.sites import Column, Site, unwrap
+from proxreplay.proximal.rules.base import leaving_nothing
 from proxreplay.proximal.rules.byrows import subtract_rows_
 from proxreplay.proximal.rules.gradients import gradients_of, moving_columns
 from proxreplay.proximal.rules.layerwise import Layers, Treatment
@@ -74,6 +75,7 @@ class IncomingRule(StepwiseRule):
         self._once = once
         self._share = Share()
         self._brought = _Rows()  # by the steps since the last one that acted
+        self._waits = False  # whether more steps on the same stream batch follow this one
         self._whole = True  # whether `precondition_` acts: not where the incoming part is known
         self._coupled = False  # whether BatchNorm mixed the examples of the last watched passes
         super().__init__(model, **options)
@@ -193,35 +195,37 @@ class IncomingRule(StepwiseRule):
         coupled, first, n, second, m = total.tolist()
         return coupled == 0, (first / n, second / m) if n and m else None
 
-    @contextmanager
-    def watched(self, incoming: Batch | None = None, replay: Batch | None = None) -> Iterator[None]:
-        """Look at the passes inside; if they fail, the steps before on that batch stay plain."""
-        try:
-            with super().watched(incoming, replay):
-                yield
-        except BaseException:
-            self._brought = _Rows()
-            raise
-
-    def step_(self, only: Collection[int] | None = None) -> None:
-        """`precondition_` for a step that will be made: what incoming examples bring, if known."""
-        self._act_(only, last=True)
+    def abandon_(self) -> None:
+        """Forget the steps on this stream batch, too: those that were made stay plain."""
+        super().abandon_()
+        self._brought = _Rows()
 
     def wait_(self) -> None:
         """A step whose incoming part, if known, is changed together with that of the last one."""
-        self._act_(None, last=not self._once)
-
-    def _act_(self, only: Collection[int] | None, *, last: bool) -> None:
-        self._check_closed()
-        self._whole = not self._take_rows()
+        if self._optimizer is not None:
+            raise InputError(
+                f"{type(self).__name__}.wait_: the rule is attached to an optimizer, which calls "
+                "step_() itself; detach() first, and call step_() before the last step of a batch."
+            )
+        self._waits = self._once
         try:
-            with self._kept_length(only):
-                super().step_(only)
-            if last and self._brought.of_sites and self._share.value > 0:
-                self._shrink_incoming_(only)
+            self.step_()
         finally:
-            self._whole = True
-            if last:
+            self._waits = False
+
+    def step_(self, only: Collection[int] | None = None) -> None:
+        """`precondition_` for a step that will be made: what incoming examples bring, if known."""
+        self._check_closed()
+        with leaving_nothing(self):
+            self._whole = not self._take_rows()
+            try:
+                with self._kept_length(only):
+                    super().step_(only)
+            finally:
+                self._whole = True
+            if not self._waits:
+                if self._brought.steps and self._share.value > 0:
+                    self._shrink_incoming_(only)
                 self._brought = _Rows()
 
     def _take_rows(self) -> bool:
@@ -232,7 +236,7 @@ class IncomingRule(StepwiseRule):
         if watched:
             scale = self._found_scale()
             for watch in watched:
-                self._brought.take(watch, scale)
+                self._brought.take(watch, scale, keep=self._waits)
         elif self._plan is not None:
             self._plan[2].forget()  # of a step that is treated as a whole
         return bool(watched)
@@ -333,11 +337,21 @@ class _Rows:
     of_sites: dict[str, Sequence[Brought | Awaited]] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)  # sites whose rows could not be told apart
 
-    def take(self, watch: IncomingWatch, scale: float) -> None:
-        """Add a step whose gradients were so much larger in the passes that were watched."""
+    steps: int = 0  # whose incoming part is known; the same in all processes, unlike the rows
+
+    def take(self, watch: IncomingWatch, scale: float, *, keep: bool) -> None:
+        """Add a step.
+
+        Args:
+            watch: of its passes.
+            scale: how much larger its gradients were in them.
+            keep: whether the rows must outlive the step, which changes what they are views of.
+        """
+        self.steps += 1
         self.lost |= watch.lost
         for name, found in watch.brought.items():
             new = found if scale == 1 else [one.divided(scale) for one in found]
+            new = [one.copied() for one in new] if keep else new
             self.of_sites[name] = summed([*self.of_sites.get(name, ()), *new])
 
 

@@ -19,6 +19,7 @@ from proxreplay.proximal.layers.capture import as_written, full_precision
 from proxreplay.proximal.layers.incoming import IncomingWatch, WatchPlan
 from proxreplay.proximal.layers.sites import Site, unwrap
 from proxreplay.proximal.layers.steps import EVERYTHING, Origin, StepWatch
+from proxreplay.proximal.rules.base import leaving_nothing
 from proxreplay.proximal.rules.byrows import calls_of, multiply_rows_, plan_rows
 from proxreplay.proximal.rules.gradients import gradients_of
 from proxreplay.proximal.rules.grams import GramRule, StatisticOptions
@@ -115,7 +116,7 @@ class StepwiseRule(GramRule):
         """
         self._ever_watched = True
         watch, sums = self._watch_rows(incoming, replay), self._sums
-        with ExitStack() as passes:
+        with leaving_nothing(self), ExitStack() as passes:
             if watch is not None:
                 passes.enter_context(as_written())
                 passes.enter_context(watch.watching())
@@ -148,6 +149,12 @@ class StepwiseRule(GramRule):
                 if one is not None:
                     stack.enter_context(one.paused())
             yield
+
+    def abandon_(self) -> None:
+        """Forget the rows of a step that will not be made."""
+        self._watched = []
+        if self._plan is not None:
+            self._plan[2].forget()
 
     def step_(self, only: Collection[int] | None = None) -> None:
         """`precondition_` for a step that will be made, after taking in what was seen of it."""
