@@ -158,8 +158,9 @@ def _seeds_twice(section: Section) -> str | None:
     for group in section.groups:
         results: dict[int, set[Any]] = {}
         for run in group.complete:
-            if run.config is not None:
-                results.setdefault(run.config.seed, set()).add(tuple(run.measures.items()))
+            if run.config is not None and run.result is not None:  # without its times
+                measured = tuple(run.result.measures.items())
+                results.setdefault(run.config.seed, set()).add(measured)
         found += [
             f"{group.label}, seed {seed}" for seed, all_of in results.items() if len(all_of) > 1
         ]
